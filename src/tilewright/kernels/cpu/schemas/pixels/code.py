@@ -3,7 +3,8 @@
 Goes in: a plan (plan.py). Comes out: C with the ABI of kernels/cpu/abi.py.
 
     part: images, tiles of channels, and rows or pixels of one thread
-      for each image, for each block of rows        the input that it needs is copied, in vectors
+      for each image, for each block of rows        the input that it needs is copied, in vectors,
+                                                    through what comes before the products
         for each tile of channels                   its weights stay in a near cache
           for each tile of rows and vectors         micro-kernel (isa/x86_rows.py): sums, what
                                                     follows them, stores
@@ -33,7 +34,7 @@ typedef float row_v __attribute__((vector_size({size}), aligned(4), may_alias));
 
 /* to[x] = from[first + x * step] for x < count, zero where that index is not below `size`. */
 static inline void copy_row(const float *restrict from, float *restrict to, long first, long size,
-                            long count, long step)
+                            long count, long step{parameters})
 {{
     long low = first < 0 ? (step - 1 - first) / step : 0;
     long high = size > first ? (size - first + step - 1) / step : 0;
@@ -42,10 +43,10 @@ static inline void copy_row(const float *restrict from, float *restrict to, long
     for (long x = 0; x < low; x++)
         to[x] = 0.0f;
     if (step == 1)
-        memcpy(to + low, from + first + low, 4 * (unsigned long)(high - low));
+        {neighbours}
     else
         for (long x = low; x < high; x++)
-            to[x] = from[first + x * step];
+            to[x] = {element};
     for (long x = high; x < count; x++)
         to[x] = 0.0f;
 }}
@@ -56,7 +57,10 @@ def generate(plan: PixelsPlan) -> str:
     """[PixelsPlan] -> [C source]"""
     writer = Writer()
     abi.write_head(writer, plan.group, plan.schedule)
-    writer.lines += [*COPY.format(size=4 * plan.lanes).splitlines(), '']
+    before = plan.front.functions if plan.front else ()
+    behind = plan.epilogue.functions if plan.finish is None else ()
+    write_epilogue(writer, tuple(dict.fromkeys((*before, *behind))))
+    _write_copy(writer, plan)
     (_write_strips if plan.shape.flat else _write_rows)(writer, plan)
     emitter = resolve(ISAS[plan.schedule.isa].rows_emit)
     for channels, high, wide in variants(plan):
@@ -88,21 +92,50 @@ def _wides(plan: PixelsPlan) -> list[int]:
     return [w for w in (plan.wide, rest) if w and (w == rest or plan.vectors >= plan.wide)]
 
 
+def _write_copy(writer: Writer, plan: PixelsPlan) -> None:
+    """`copy_row`; each element goes through what comes before the products."""
+    front = plan.front
+    element, parameters = 'from[first + x * step]', ''
+    neighbours = 'memcpy(to + low, from + first + low, 4 * (unsigned long)(high - low));'
+    if front:
+        front.write_function(writer)
+        element, parameters = front.element(element), front.parameters
+        near = front.element('from[first + x]')
+        neighbours = f'for (long x = low; x < high; x++) to[x] = {near};'
+    text = COPY.format(
+        size=4 * plan.lanes, parameters=parameters, element=element, neighbours=neighbours
+    )
+    writer.lines += [*text.splitlines(), '']
+
+
+def _open_copy(writer: Writer, plan: PixelsPlan) -> str:
+    """The head of `copy_tile`; what its calls of `copy_row` end in."""
+    front = plan.front
+    writer.open(
+        'static void copy_tile(const float *restrict image, float *restrict buffer, long first, '
+        f'long end{front.pointers if front else ""})'
+    )
+    return front.arguments if front else ''
+
+
 def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
     """Pixels from `first` to `end` of all channels, in strips."""
     channels, size = plan.sizes[plan.shape.summed], plan.shape.across.size
-    pitch, strip = size, plan.strip
-    writer.open(
-        'static void copy_tile(const float *restrict image, float *restrict buffer, long first, '
-        'long end)'
-    )
+    pitch, strip, front = size, plan.strip, plan.front
+    vectors = front.write_strip(writer, strip, plan.lanes) if front else ''
+    numbers = _open_copy(writer, plan)
     writer.line(f'const long past = {channels - ROWS_AHEAD};')
     writer.open(f'for (long c = 0; c < {channels}; c++)')
     writer.line(f'const float *row = image + c * {pitch};')
+    _write_numbers(writer, plan)
     writer.line(f'float *to = buffer + c * {strip};')
     writer.line('long x = first;')
     writer.open(f'for (; x + {strip} <= end; x += {strip}, to += {plan.strip_floats})')
-    for v in range(plan.wide):
+    if vectors:
+        writer.line(f'front_strip(row + x, to{numbers});')
+    elif front:
+        writer.line(f'copy_row(row, to, x, end, {strip}, 1{numbers});')
+    for v in range(0 if front else plan.wide):
         at = v * plan.lanes
         writer.line(f'*(row_v *)(to + {at}) = *(const row_v *)(row + x + {at});')
     writer.open('if (c < past)')
@@ -110,9 +143,16 @@ def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
         writer.line(f'__builtin_prefetch(row + x + {ROWS_AHEAD * pitch + at});')
     writer.close(2)
     writer.line('if (x < end)')
-    writer.line(f'    copy_row(row, to, x, end, {strip}, 1);')
+    writer.line(f'    copy_row(row, to, x, end, {strip}, 1{numbers});')
     writer.close(2)
     writer.line()
+
+
+def _write_numbers(writer: Writer, plan: PixelsPlan) -> None:
+    """The numbers of channel c that what comes before the products needs."""
+    if plan.front and plan.front.numbers:
+        writer.line('const int inside = 1; /* every channel is one of the image */')
+        plan.front.write_numbers(writer, {1: 'c'})
 
 
 def _write_rows(writer: Writer, plan: PixelsPlan) -> None:
@@ -122,25 +162,25 @@ def _write_rows(writer: Writer, plan: PixelsPlan) -> None:
     channels = plan.sizes[shape.summed]
     pitch, plane = across.extent, across.extent * down.extent
     span = (down.taps[-1] - down.taps[0]) // plan.jump + 1
-    writer.open(
-        'static void copy_tile(const float *restrict image, float *restrict buffer, long first, '
-        'long end)'
-    )
+    numbers = _open_copy(writer, plan)
     if down.name:
         writer.line(f'const long rows = (end - first - 1) * {down.step // plan.jump} + {span};')
     else:
         writer.line('const long rows = 1;')
     writer.open(f'for (long c = 0; c < {channels}; c++)')
+    _write_numbers(writer, plan)
     writer.open('for (long y = 0; y < rows; y++)')
     start = f'first * {down.step} + ' if down.name else ''
     writer.line(f'const long at = {start}y * {plan.jump} + ({down.taps[0]});')
-    writer.line(f'const int inside = (unsigned long)at < {down.extent}ul;')
-    writer.line(f'const float *row = image + c * {plane} + (inside ? at : 0) * {pitch};')
+    writer.line(f'const int there = (unsigned long)at < {down.extent}ul;')
+    writer.line(f'const float *row = image + c * {plane} + (there ? at : 0) * {pitch};')
     writer.line(f'float *to = buffer + c * {plan.channel} + y * {plan.row};')
-    writer.line(f'const long width = inside ? {across.extent} : 0;')
+    writer.line(f'const long width = there ? {across.extent} : 0;')
     for number, phase in enumerate(plan.phases):
         place, first = number * plan.columns, across.taps[0] + phase
-        writer.line(f'copy_row(row, to + {place}, {first}, width, {plan.columns}, {across.step});')
+        writer.line(
+            f'copy_row(row, to + {place}, {first}, width, {plan.columns}, {across.step}{numbers});'
+        )
     writer.close(3)
     writer.line()
 
@@ -201,7 +241,6 @@ def _write_epilogue(writer: Writer, plan: PixelsPlan) -> None:
     """A register tile that was stored, through an epilogue that micro-kernels do not know."""
     out, _ = access_strides(plan.group, plan.group.main.write)
     names = {plan.shape.channels: 'k', plan.shape.down.name: 'row', plan.shape.across.name: 'x'}
-    write_epilogue(writer, plan.epilogue.functions)
     operands = ''.join(f', const float *{item.name}' for item in plan.epilogue.operands)
     writer.open(
         f'static __attribute__((noinline)) void finish(float *restrict out, long channels, '
@@ -250,10 +289,12 @@ def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> Non
     floats = plan.packed_floats // plan.sizes[shape.channels]
     size = group.tensor(image.tensor).size // plan.sizes.get(shape.batch, 1)
     writer.open('for (long n = n_low; n < n_high; n++)')
-    writer.line(f'const float *image = {pointer(image.tensor)} + n * {size};')
+    source = plan.front.source if plan.front else image.tensor
+    writer.line(f'const float *image = {pointer(source)} + n * {size};')
     writer.open(f'for (long block = x_low; block < x_high; block += {plan.block})')
     writer.line(f'const long end = min_long(block + {plan.block}, x_high);')
-    writer.line('copy_tile(image, buffer, block, end);')
+    numbers = ''.join(f', {pointer(n.tensor)}' for n in (plan.front.numbers if plan.front else ()))
+    writer.line(f'copy_tile(image, buffer, block, end{numbers});')
     writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
     large, each = plan.counts.count(plan.counts[0]), plan.counts[-1]
     more = plan.counts[0] - each
