@@ -22,14 +22,17 @@ from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv1d, conv2d
 from tilewright.ops.elementwise import elementwise
 from tilewright.ops.flatten import flatten
+from tilewright.ops.front import put_in_front
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
-from tilewright.ops.stage import call, read
+from tilewright.ops.stage import Expr, call, const, read
 from tilewright.schedule.schedule import Schedule
 from tilewright_lab.simulate.emulate import cannot_run, run_program
 
 SUM = call('add', read(0), read(1))
+SCALED = call('max', call('add', call('mul', read(0), read(1)), read(2)), const(0.0))
+SMOOTH = call('add', call('tanh', call('mul', read(0), read(1))), read(2))
 X86 = [isa for isa in ('avx512', 'avx2') if not cannot_run(isa)]
 
 
@@ -38,6 +41,16 @@ def joined(group: Group) -> Group:
     found = append(group, elementwise(SUM, group.output.shape, group.output.shape), 'In0')
     assert found is not None
     return found.group
+
+
+def fronted(expr: Expr, conv: Group) -> Group:
+    """A convolution of what `expr` makes of its image and two numbers for each channel."""
+    shape = conv.tensor('In').shape
+    each, roles = (shape[1], 1, 1), ['input', 'constant', 'constant']
+    before = elementwise(expr, shape, each, each, roles=roles, name='before')
+    made = put_in_front(before, conv, 'In')
+    assert made is not None
+    return made.group
 
 
 def cases(isa: str) -> list[tuple[Group, Schedule]]:
@@ -77,6 +90,13 @@ def cases(isa: str) -> list[tuple[Group, Schedule]]:
     take(
         conv2d(n=2, c=6, h=5, w=9, k=5, r=1, s=1, bias=True, activation='leaky_relu'), (3, 1, 2), 64
     )
+    # What comes before the products, as vectors and element by element.
+    for expr, more in itertools.product((SCALED, SMOOTH), (-1, 0, 1)):
+        flat = conv2d(n=2, c=5, h=1, w=3 * lanes + more, k=6, r=1, s=1, bias=True)
+        take(fronted(expr, flat), (3, 1, 2), 2 * lanes)
+        rows = conv2d(n=2, c=3, h=5, w=2 * lanes + more, k=5, r=1, s=1, stride=2)
+        take(fronted(expr, rows), (5, 2, 1), 2, (('h', 2),))
+    take(fronted(SCALED, conv2d(c=9, h=5, w=lanes, k=4, r=1, s=1)), (4, 1, 3), 64, (('k', 2),))
     return made
 
 

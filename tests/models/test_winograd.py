@@ -25,6 +25,7 @@ from tilewright.model.cpu.winograd_time import (
     needs,
     predict_winograd,
     seconds,
+    transform_time,
     work_of,
 )
 from tilewright.ops.convolution import conv2d
@@ -468,3 +469,16 @@ def test_more_threads_than_tiles_use_what_there_is():
     for candidate in rank_winograd(tiny, MACHINE, 7, 3):
         assert candidate.schedule.threads <= 7
         assert 'tw_part' in generate(tiny, candidate.schedule)
+
+
+def test_a_machine_says_what_its_transforms_cost():
+    """Products and traffic stay as they are; both transforms take as many times as long."""
+    dear = replace(MACHINE, constants=replace(MACHINE.time_constants, transform=2.0))
+    schedule = rank_winograd(GROUP, MACHINE, 1, 1)[0].schedule
+    once, twice = (predict_winograd(GROUP, schedule, m) for m in (MACHINE, dear))
+    assert twice.compute_s == once.compute_s
+    assert twice.pack_s == pytest.approx(2 * once.pack_s)
+    assert twice.store_s == pytest.approx(2 * once.store_s)
+    assert transform_time(GROUP, (4, 4), ISAS['avx2'], dear, 1) == pytest.approx(
+        2 * transform_time(GROUP, (4, 4), ISAS['avx2'], MACHINE, 1)
+    )

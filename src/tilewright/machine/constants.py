@@ -56,6 +56,8 @@ class TimeConstants:
     page_cycles: float = 0.65  # one miss in a first-level TLB
     walk_cycles: float = 15.0  # one miss in a second-level TLB, mostly hidden
 
+    transform: float = 1.0  # of the cycles of Winograd's transforms that winograd_time.py counts
+
     stencil_cycles: float = 1.0  # of those that stencil_time.py counts
     stencil_row_cycles: float = 0.13  # one row of one tile, read or written
     stencil_tile_cycles: float = 2.2  # one tile: its loop
@@ -95,12 +97,13 @@ class TimeConstants:
 COMMON = TimeConstants()
 # By `--calibrate` on a Xeon (Cascade Lake, one core), what moved by a tenth or more;
 # `stencil_memory` by Y0 with two threads: stores bring lines in before they are written back.
+# `transform` by first layers and by 3x3 layers from 128 to 32 channels, with two threads.
 _DEFAULTS = {
     'avx512': replace(
         COMMON, exposed_l2=0.18, resume_cycles=1.05, store_cycles=0.45, store_apart_cycles=1.7,
         store_line_cycles=5.5, pack_call_cycles=50.0, pack_broken_cycles=15.0,
         pack_apart_cycles=0.31, in_place_cycles=0.26, chain=0.81, stencil_exposed=0.65,
-        stencil_memory=2.0,
+        stencil_memory=2.0, transform=1.4,
     )
 }  # fmt: skip
 

@@ -344,8 +344,8 @@ def seconds(done: Cycles, isa: Isa, machine: Machine, threads: int) -> Parts:
         exposed.append(max(4 * share * threads / rate, late))
     return Parts(
         done.multiply * cycle_s,
-        done.transform_in * cycle_s,
-        done.transform_out * cycle_s,
+        done.transform_in * machine.time_constants.transform * cycle_s,
+        done.transform_out * machine.time_constants.transform * cycle_s,
         machine.fork_join_us * 1e-6 if threads > 1 else 0.0,
         tuple(exposed),
     )
@@ -359,6 +359,7 @@ def transform_time(
     rows = shape.n * shape.g * shape.ph
     total = rows * model.input_row(shape, isa, shape.pw, shape.pw)
     total += rows * model.output_row(shape, isa, 2 * isa.lanes, shape.pw, shape.k)
+    total *= machine.time_constants.transform
     return total * isa.flops_per_cycle / (1e9 * machine.peak_gflops(threads))
 
 

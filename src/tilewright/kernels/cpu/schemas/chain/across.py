@@ -133,7 +133,7 @@ def generate_across(p: AcrossPlan) -> str:
     writer.close()
     writer.line()
     abi.write_sizes(writer, p.schedule.threads, p.scratch_floats, floats)
-    pixels_code.write_finish(writer, pixels, ())
+    pixels_code.write_finish(writer, pixels)
     _write_part(writer, p, places)
     return writer.text()
 
@@ -141,7 +141,7 @@ def generate_across(p: AcrossPlan) -> str:
 def _write_spread(writer: Writer, pixels: PixelsPlan) -> None:
     """`count` pixels of one channel into strips, whose last one is filled up with zeros."""
     strip, step = pixels.strip, pixels.strip_floats
-    writer.lines += [*pixels_code.COPY.format(size=4 * pixels.lanes).splitlines(), '']
+    pixels_code.write_copy(writer, pixels)
     writer.open(
         'static inline void spread_plane(const float *restrict plane, float *restrict to, '
         'long count)'

@@ -16,6 +16,7 @@ PIXELS = CpuSchema(
     time='tilewright.model.cpu.pixels_time:predict_pixels',
     draw=draw_pixels,
     lines=pixels_lines,
+    front=True,
     flattens=True,
     fixed=True,
 )

@@ -3,7 +3,8 @@
 Goes in: a plan (plan.py). Comes out: C with the ABI of kernels/cpu/abi.py.
 
     part: images, tiles of channels, and rows or pixels of one thread
-      for each image, for each block of rows        the input that it needs is copied, in vectors
+      for each image, for each block of rows        the input that it needs is copied, in vectors,
+                                                    through what comes before the products
         for each tile of channels                   its weights stay in a near cache
           for each tile of rows and vectors         micro-kernel (isa/x86_rows.py): sums, what
                                                     follows them, stores
@@ -34,7 +35,7 @@ typedef float row_v __attribute__((vector_size({size}), aligned(4), may_alias));
 
 /* to[x] = from[first + x * step] for x < count, zero where that index is not below `size`. */
 static inline void copy_row(const float *restrict from, float *restrict to, long first, long size,
-                            long count, long step)
+                            long count, long step{parameters})
 {{
     long low = first < 0 ? (step - 1 - first) / step : 0;
     long high = size > first ? (size - first + step - 1) / step : 0;
@@ -43,10 +44,10 @@ static inline void copy_row(const float *restrict from, float *restrict to, long
     for (long x = 0; x < low; x++)
         to[x] = 0.0f;
     if (step == 1)
-        memcpy(to + low, from + first + low, 4 * (unsigned long)(high - low));
+        {neighbours}
     else
         for (long x = low; x < high; x++)
-            to[x] = from[first + x * step];
+            to[x] = {element};
     for (long x = high; x < count; x++)
         to[x] = 0.0f;
 }}
@@ -57,11 +58,14 @@ def generate(plan: PixelsPlan) -> str:
     """[PixelsPlan] -> [C source]"""
     writer = Writer()
     abi.write_head(writer, plan.group, plan.schedule)
-    writer.lines += [*COPY.format(size=4 * plan.lanes).splitlines(), '']
+    before = plan.front.functions if plan.front else ()
+    behind = plan.epilogue.functions if plan.finish is None else ()
+    write_epilogue(writer, tuple(dict.fromkeys((*before, *behind))))
+    write_copy(writer, plan)
     (_write_strips if plan.shape.flat else _write_rows)(writer, plan)
     write_kernels(writer, plan)
     places = _write_packing(writer, plan)
-    write_finish(writer, plan, plan.epilogue.functions)
+    write_finish(writer, plan)
     _write_part(writer, plan, places)
     return writer.text()
 
@@ -73,11 +77,10 @@ def write_kernels(writer: Writer, plan: PixelsPlan) -> None:
         writer.lines += [*emitter(plan.kernel(channels, high, wide)).splitlines(), '']
 
 
-def write_finish(writer: Writer, plan: PixelsPlan, functions: tuple[str, ...]) -> None:
-    """What is called around a micro-kernel; `functions` of its epilogue are not defined yet."""
+def write_finish(writer: Writer, plan: PixelsPlan) -> None:
+    """What is called around a micro-kernel; functions of its epilogue are defined by then."""
     _write_fetch(writer, plan)
     if plan.finish is None:
-        write_epilogue(writer, functions)
         _write_epilogue(writer, plan)
 
 
@@ -100,21 +103,50 @@ def _wides(plan: PixelsPlan) -> list[int]:
     return [w for w in (plan.wide, rest) if w and (w == rest or plan.vectors >= plan.wide)]
 
 
+def write_copy(writer: Writer, plan: PixelsPlan) -> None:
+    """`copy_row`; each element goes through what comes before the products."""
+    front = plan.front
+    element, parameters = 'from[first + x * step]', ''
+    neighbours = 'memcpy(to + low, from + first + low, 4 * (unsigned long)(high - low));'
+    if front:
+        front.write_function(writer)
+        element, parameters = front.element(element), front.parameters
+        near = front.element('from[first + x]')
+        neighbours = f'for (long x = low; x < high; x++) to[x] = {near};'
+    text = COPY.format(
+        size=4 * plan.lanes, parameters=parameters, element=element, neighbours=neighbours
+    )
+    writer.lines += [*text.splitlines(), '']
+
+
+def _open_copy(writer: Writer, plan: PixelsPlan) -> str:
+    """The head of `copy_tile`; what its calls of `copy_row` end in."""
+    front = plan.front
+    writer.open(
+        'static void copy_tile(const float *restrict image, float *restrict buffer, long first, '
+        f'long end{front.pointers if front else ""})'
+    )
+    return front.arguments if front else ''
+
+
 def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
     """Pixels from `first` to `end` of all channels, in strips."""
     channels, size = plan.sizes[plan.shape.summed], plan.shape.across.size
-    pitch, strip = size, plan.strip
-    writer.open(
-        'static void copy_tile(const float *restrict image, float *restrict buffer, long first, '
-        'long end)'
-    )
+    pitch, strip, front = size, plan.strip, plan.front
+    vectors = front.write_strip(writer, strip, plan.lanes) if front else ''
+    numbers = _open_copy(writer, plan)
     writer.line(f'const long past = {channels - ROWS_AHEAD};')
     writer.open(f'for (long c = 0; c < {channels}; c++)')
     writer.line(f'const float *row = image + c * {pitch};')
+    _write_numbers(writer, plan)
     writer.line(f'float *to = buffer + c * {strip};')
     writer.line('long x = first;')
     writer.open(f'for (; x + {strip} <= end; x += {strip}, to += {plan.strip_floats})')
-    for v in range(plan.wide):
+    if vectors:
+        writer.line(f'front_strip(row + x, to{numbers});')
+    elif front:
+        writer.line(f'copy_row(row, to, x, end, {strip}, 1{numbers});')
+    for v in range(0 if front else plan.wide):
         at = v * plan.lanes
         writer.line(f'*(row_v *)(to + {at}) = *(const row_v *)(row + x + {at});')
     writer.open('if (c < past)')
@@ -122,9 +154,16 @@ def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
         writer.line(f'__builtin_prefetch(row + x + {ROWS_AHEAD * pitch + at});')
     writer.close(2)
     writer.line('if (x < end)')
-    writer.line(f'    copy_row(row, to, x, end, {strip}, 1);')
+    writer.line(f'    copy_row(row, to, x, end, {strip}, 1{numbers});')
     writer.close(2)
     writer.line()
+
+
+def _write_numbers(writer: Writer, plan: PixelsPlan) -> None:
+    """The numbers of channel c that what comes before the products needs."""
+    if plan.front and plan.front.numbers:
+        writer.line('const int inside = 1; /* every channel is one of the image */')
+        plan.front.write_numbers(writer, {1: 'c'})
 
 
 def _write_rows(writer: Writer, plan: PixelsPlan) -> None:
@@ -134,25 +173,25 @@ def _write_rows(writer: Writer, plan: PixelsPlan) -> None:
     channels = plan.sizes[shape.summed]
     pitch, plane = across.extent, across.extent * down.extent
     span = (down.taps[-1] - down.taps[0]) // plan.jump + 1
-    writer.open(
-        'static void copy_tile(const float *restrict image, float *restrict buffer, long first, '
-        'long end)'
-    )
+    numbers = _open_copy(writer, plan)
     if down.name:
         writer.line(f'const long rows = (end - first - 1) * {down.step // plan.jump} + {span};')
     else:
         writer.line('const long rows = 1;')
     writer.open(f'for (long c = 0; c < {channels}; c++)')
+    _write_numbers(writer, plan)
     writer.open('for (long y = 0; y < rows; y++)')
     start = f'first * {down.step} + ' if down.name else ''
     writer.line(f'const long at = {start}y * {plan.jump} + ({down.taps[0]});')
-    writer.line(f'const int inside = (unsigned long)at < {down.extent}ul;')
-    writer.line(f'const float *row = image + c * {plane} + (inside ? at : 0) * {pitch};')
+    writer.line(f'const int there = (unsigned long)at < {down.extent}ul;')
+    writer.line(f'const float *row = image + c * {plane} + (there ? at : 0) * {pitch};')
     writer.line(f'float *to = buffer + c * {plan.channel} + y * {plan.row};')
-    writer.line(f'const long width = inside ? {across.extent} : 0;')
+    writer.line(f'const long width = there ? {across.extent} : 0;')
     for number, phase in enumerate(plan.phases):
         place, first = number * plan.columns, across.taps[0] + phase
-        writer.line(f'copy_row(row, to + {place}, {first}, width, {plan.columns}, {across.step});')
+        writer.line(
+            f'copy_row(row, to + {place}, {first}, width, {plan.columns}, {across.step}{numbers});'
+        )
     writer.close(3)
     writer.line()
 
@@ -250,7 +289,9 @@ def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> Non
         return inputs.get(tensor) or f'args->packed + {places[tensor]}'
 
     writer.open('void tw_part(const tw_args *args, long part)')
-    copy = f'copy_tile({pointer(image)} + n * {size}, buffer, block, end);'
+    source = plan.front.source if plan.front else image
+    numbers = ''.join(f', {pointer(n.tensor)}' for n in (plan.front.numbers if plan.front else ()))
+    copy = f'copy_tile({pointer(source)} + n * {size}, buffer, block, end{numbers});'
     write_nest(writer, plan, pointer, [copy])
     writer.close()
 

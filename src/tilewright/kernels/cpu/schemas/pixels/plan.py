@@ -9,7 +9,8 @@ Input tiles are copied so that vectors of pixels are loaded as they lie, in one 
     strips    [strip][c][pixels of a register tile]       1x1 without a stride: one row of pixels
     rows      [c][row][phase][column]                     else: padded, columns of a stride apart
 
-so that neighbouring results read neighbours whatever the stride (kernels/cpu/operand.py).
+so that neighbouring results read neighbours whatever the stride (kernels/cpu/operand.py). What
+comes before the products (ops/front.py) is computed on the way.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import cached_property, lru_cache
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.contraction import check_plain, contract, vector_candidates
+from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.isa.x86 import UNROLL
 from tilewright.kernels.cpu.isa.x86_rows import RowKernel, registers_needed
@@ -29,6 +31,7 @@ from tilewright.kernels.cpu.operand import LINE_FLOATS, odd_lines
 from tilewright.kernels.cpu.pointwise import Epilogue, Operand, access_strides, typed_epilogue
 from tilewright.kernels.cpu.schemas.outer.finish import Finished, read_finish
 from tilewright.machine.isa import ISAS
+from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.schedule import Schedule
@@ -72,7 +75,9 @@ class Shape:
 @lru_cache(maxsize=256)
 def shape_of(group: Group) -> Shape | None:
     """The roles of a group's dimensions; None where it is no convolution of this kind."""
-    if not group.is_plain or group.stages[0] is not group.main or not group.main.is_product_sum:
+    if not group.is_plain or not group.main.is_product_sum:
+        return None
+    if group.stages[0] is not group.main and not has_front(group):
         return None
     stage, candidates = group.main, vector_candidates(group)
     if len(candidates) != 1:
@@ -153,15 +158,17 @@ def why_no_pixels(group: Group) -> str:
 class PixelsPlan:
     """Everything that the generator decides before it writes a line.
 
-    Without `finish` what follows the sums is left to the epilogue. `high` and `wide` are rows and
-    vectors of a register tile, `most` the most channels of one, `block` the results along rows (or
-    along the run of pixels) whose input is copied at once. `dealt`: results along rows that threads
-    deal out together (0: one row, or one vector of the run of pixels).
+    `front` is computed as the input is copied. Without `finish` what follows the sums is left to
+    the epilogue. `high` and `wide` are rows and vectors of a register tile, `most` the most
+    channels of one, `block` the results along rows (or along the run of pixels) whose input is
+    copied at once. `dealt`: results along rows that threads deal out together (0: one row, or one
+    vector of the run of pixels).
     """
 
     group: Group
     schedule: Schedule
     shape: Shape
+    front: Front | None
     finish: Finished | None
     epilogue: Epilogue
     most: int
@@ -333,7 +340,7 @@ def kernel_name(isa: str, channels: int, high: int, wide: int) -> str:
 
 def plan_pixels(group: Group, schedule: Schedule) -> PixelsPlan:
     """[Group, Schedule] -> [PixelsPlan]"""
-    check_plain(group)
+    check_plain(group, front=True)
     label, isa, stage = group.label, ISAS[schedule.isa], group.main
     why = why_no_pixels(group)
     if why:
@@ -383,8 +390,9 @@ def plan_pixels(group: Group, schedule: Schedule) -> PixelsPlan:
             f'{isa.name} has {isa.registers}: choose a smaller register tile'
         )
     plan = PixelsPlan(
-        group, schedule, shape, finish, epilogue, reg[shape.channels], high, wide, tile[axis.name]
-    )
+        group, schedule, shape, plan_cpu_front(group), finish, epilogue, reg[shape.channels], high,
+        wide, tile[axis.name],
+    )  # fmt: skip
     kernel = plan.kernel(plan.counts[0], high, wide)
     reach = 4 * (kernel.pitch * kernel.channels + max(kernel.places))
     reach = max(reach, 16 * (kernel.channel + max(kernel.steps) + max(kernel.vectors)))
