@@ -61,7 +61,7 @@ int main(int count, char **words)
 """
 hides = pytest.mark.skipif(
     'avx512' not in host_isas() or not held.can_hide(),
-    reason='no AVX-512 to hide, or a processor that cannot make CPUID trap (cpuid_fault)',
+    reason='needs AVX-512 to hide, and cpuid_fault in /proc/cpuinfo: run it on such a host',
 )
 
 
