@@ -1,4 +1,4 @@
-"""Networks in bf16 and int8 on CPUs with AMX: ours against PyTorch and ONNX Runtime.
+"""Networks in bf16 and int8 on CPUs with AMX: ours against PyTorch, ONNX Runtime and OpenVINO.
 
     python -m tilewright_lab.scripts.tile_networks resnet50 bert_base_128 --threads 2 8
 
@@ -13,6 +13,8 @@ longest; those that are not ready in time, or fail, are named.
     torch-bf16-inductor     torch.compile with frozen weights
     torch-int8              FX quantisation by oneDNN; Linear quantised as it runs in transformers
     onnxruntime-int8        on the same QDQ file as ours
+    openvino-bf16           the network in OpenVINO's default type, which is bf16 where tiles are
+    openvino-int8           on the same QDQ file as ours
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ import numpy as np
 import tilewright as tw
 from tilewright import zoo
 from tilewright.report.grid import Grid
+from tilewright_lab.peers import libraries
 from tilewright_lab.scripts.integer_networks import onnxruntime_session, quantise
 
 KINDS = (
     'ours-bf16', 'ours-int8', 'torch-bf16', 'torch-bf16-jit', 'torch-bf16-inductor', 'torch-int8',
-    'onnxruntime-int8',
+    'onnxruntime-int8', 'openvino-bf16', 'openvino-int8',
 )  # fmt: skip
 CALLS, WARM = 6, 2
 
@@ -58,11 +61,13 @@ def ours(kind: str, name: str, models: Path, threads: int) -> Callable[[], Any]:
 
 
 def theirs(kind: str, name: str, models: Path, threads: int) -> Callable[[], Any]:
-    """PyTorch, or ONNX Runtime on the quantised file."""
+    """PyTorch, OpenVINO, or ONNX Runtime on the quantised file."""
     inputs = zoo.inputs(zoo.network(name))
     if kind == 'onnxruntime-int8':
         run = onnxruntime_session(models / f'{name}.onnx', threads)
         return lambda: run(inputs)
+    if kind.startswith('openvino'):
+        return _openvino(kind, name, models, threads, inputs)
     torch = import_module('torch')
     torch.set_num_threads(threads)
     module = zoo.torch_module(name).eval()
@@ -92,6 +97,41 @@ def theirs(kind: str, name: str, models: Path, threads: int) -> Callable[[], Any
             return module(*given)
 
     return run_module
+
+
+def _openvino(
+    kind: str, name: str, models: Path, threads: int, inputs: Mapping[str, np.ndarray]
+) -> Callable[[], Any]:
+    """OpenVINO with its latency hint, threads pinned or not, whichever is the faster."""
+    model = models / f'{name}{"" if kind == "openvino-int8" else "-fp32"}.onnx'
+    shapes = {key: array.shape for key, array in inputs.items()}
+    ov: Any = import_module('openvino')
+    runs: dict[float, Callable[[], None]] = {}
+    tensors = {key: ov.Tensor(np.array(array)) for key, array in inputs.items()}
+    for settings in libraries.openvino_settings(''):
+        compiled = libraries.openvino_compiled(str(model), threads, settings, shapes)
+        found = compiled.get_property('INFERENCE_PRECISION_HINT')
+        if kind == 'openvino-bf16' and found != ov.Type.bf16:
+            raise RuntimeError(f'openvino computes in {found} here, not in bf16')
+        request = compiled.create_infer_request()
+        for key, tensor in tensors.items():
+            request.set_tensor(key, tensor)
+        run = libraries.openvino_run(request)
+        runs[min(_seconds(run) for _ in range(CALLS))] = run
+    return runs[min(runs)]
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def plain(name: str, path: Path) -> Path:
+    """A network of the zoo as an ONNX file of floats."""
+    onnx: Any = import_module('onnx')
+    onnx.save(zoo.onnx_model(name), path)
+    return path
 
 
 def _quantised(torch: Any, module: Any, given: list[Any], images: bool) -> Any:
@@ -232,6 +272,8 @@ def main() -> None:
         models = chosen.models or Path(made)
         missing = [n for n in chosen.networks if not (models / f'{n}.onnx').exists()]
         list(pool.map(quantise, missing, [models / f'{n}.onnx' for n in missing]))
+        missing = [n for n in chosen.networks if not (models / f'{n}-fp32.onnx').exists()]
+        list(pool.map(plain, missing, [models / f'{n}-fp32.onnx' for n in missing]))
         running = [
             Contestant(kind, name, models, threads)
             for threads in chosen.threads for name in chosen.networks for kind in chosen.kinds
