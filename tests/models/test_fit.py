@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -134,6 +135,27 @@ def test_a_calibration_is_kept_and_used_and_goes_on(
     verb.run(Output('machine', None), **options)  # type: ignore[arg-type]
     assert kept[0].read_text().splitlines() == lines
     assert 'going on from' in capsys.readouterr().err
+
+
+def test_a_schedule_counts_by_its_fastest_pass(
+    host: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour that slows one pass over the schedules does not show in the score."""
+    inner, seen = subject.measure_all, Counter()
+
+    def disturbed(group: Group, candidates: Sequence[tuple[str, Any]], **more: Any) -> list:
+        seen.update(key for key, _ in candidates)
+        slow = {key: 1.5 if (seen[key] + int(key, 16)) % 3 else 1.0 for key, _ in candidates}
+        return [
+            replace(one, samples_ms=tuple(slow[one.key] * ms for ms in one.samples_ms))
+            for one in inner(group, candidates, **more)
+        ]
+
+    monkeypatch.setattr(subject, 'measure_all', disturbed)
+    found = subject.calibrate(host, 60.0, lambda text: None)
+    assert set(seen.values()) == {subject.MOST_PASSES}
+    assert found.after.rank == pytest.approx(1)
+    assert found.after.spread == pytest.approx(0, abs=1e-9)
 
 
 def test_an_interrupt_keeps_what_was_measured(

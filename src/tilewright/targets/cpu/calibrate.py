@@ -7,8 +7,10 @@ the best that the model ranks join them; constants are fitted to those alone, th
 fit chosen by leaving some of them out (model/cpu/fit.py). The score is that of schedules of
 HELD_OUT, which nothing was fitted to or chosen by. None is a layer of a suite that we report on.
 
-Every measurement is appended to a file beside the machine's own at once, so that an interrupted
-calibration goes on from there. A busy host is said, and marks the result as doubtful.
+Neighbours of a virtual machine slow it for seconds at a time, so that a schedule is timed in passes
+that lie far apart, and the fastest of them counts. Every measurement is appended to a file beside
+the machine's own at once, so that an interrupted calibration goes on from there. A busy host is
+said, and marks the result as doubtful.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ HELD_OUT = (
     'g144ic144ih42oc144oh42kh3ph1', 'ic4ih360oc32oh360kh3ph1',
 )  # fmt: skip
 BATCH, RANKED = 4, 3  # schedules of a layer at a time; of the first batch, those the model ranks
-MOST_EACH = 24  # of a layer
+MOST_EACH = 16  # of a layer
+MOST_PASSES = 8  # over all schedules, the first one builds them
 ROUNDS, TURN_MS = 3, 4.0
 MEASURING = 0.8  # share of the seconds; the rest is for the fit
 LEAST_EACH = 4  # of a layer, below which nothing is fitted
@@ -101,14 +104,22 @@ class Samples:
     def of(self, layer: str) -> list[dict[str, Any]]:
         return [row for row in self.rows if row['layer'] == layer]
 
+    def schedules(self, layer: str) -> dict[str, list[dict[str, Any]]]:
+        """digest -> its rows, one for each pass over it."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in self.of(layer):
+            found.setdefault(Schedule.from_json(row['schedule']).digest, []).append(row)
+        return found
+
     def timed(self, layers: Sequence[str]) -> list[TimedSchedule]:
-        """The samples of some layers that were timed."""
-        groups = {layer: group_of(layer) for layer in layers}
+        """The schedules of some layers that were timed, by the fastest of their samples."""
         return [
-            TimedSchedule(layer, group, Schedule.from_json(row['schedule']), 1e-3 * min(times))
-            for layer, group in groups.items()
-            for row in self.of(layer)
-            if (times := row['samples_ms'])
+            TimedSchedule(
+                layer, group_of(layer), Schedule.from_json(rows[0]['schedule']), 1e-3 * min(times)
+            )
+            for layer in layers
+            for rows in self.schedules(layer).values()
+            if (times := [sample for row in rows for sample in row['samples_ms']])
         ]
 
 
@@ -124,7 +135,7 @@ def calibrate(machine: Machine, seconds: float, tell: Tell, seed: int = 0) -> Ca
     samples = Samples(machine)
     doubts = [_busy(machine)]
     if samples.rows:
-        tell(f'{len(samples.rows)} schedules were measured before; going on from {samples.path}')
+        tell(f'{len(samples.rows)} timings were made before; going on from {samples.path}')
     try:
         collect(machine, samples, time.monotonic() + MEASURING * seconds, tell, seed)
     except KeyboardInterrupt:
@@ -155,7 +166,7 @@ def fitted(machine: Machine, samples: Samples, doubtful: str, tell: Tell) -> Cal
 
 
 def _enough(samples: Samples) -> bool:
-    return all(len(samples.of(layer)) >= LEAST_EACH for layer in (*TRAINING, *HELD_OUT))
+    return all(len(samples.schedules(one)) >= LEAST_EACH for one in (*TRAINING, *HELD_OUT))
 
 
 def _busy(machine: Machine) -> str:
@@ -166,12 +177,12 @@ def _busy(machine: Machine) -> str:
 
 
 def collect(machine: Machine, samples: Samples, until: float, tell: Tell, seed: int) -> None:
-    """A few schedules of every layer, and again, until the time is over."""
+    """A few schedules of every layer, and again; then all of them anew until the time is over."""
     draws = {layer: drawn(layer, machine, seed) for layer in (*TRAINING, *HELD_OUT)}
     with Worker(seed=seed) as worker:
         for number in range(MOST_EACH // BATCH):
             for layer, draw in draws.items():
-                known = {Schedule.from_json(r['schedule']).digest for r in samples.of(layer)}
+                known = samples.schedules(layer)
                 missing = (number + 1) * BATCH - len(known)
                 if missing <= 0:
                     continue
@@ -180,9 +191,25 @@ def collect(machine: Machine, samples: Samples, until: float, tell: Tell, seed: 
                 unknown = (schedule for schedule in draw if schedule.digest not in known)
                 _measure(layer, list(islice(unknown, missing)), worker, samples)
             tell(
-                f'{len(samples.rows)} of {MOST_EACH * len(draws)} schedules measured, '
-                f'{max(0.0, until - time.monotonic()):.0f} s left'
+                f'{sum(len(samples.schedules(layer)) for layer in draws)} of '
+                f'{MOST_EACH * len(draws)} schedules measured, {_left(until)}'
             )
+        for number in range(1, MOST_PASSES):
+            for layer in draws:
+                again = [
+                    Schedule.from_json(rows[0]['schedule'])
+                    for rows in samples.schedules(layer).values()
+                    if len(rows) <= number and rows[-1]['samples_ms']
+                ]
+                if time.monotonic() > until:
+                    return
+                if again:
+                    _measure(layer, again, worker, samples)
+            tell(f'pass {number + 1} of {MOST_PASSES} over them, {_left(until)}')
+
+
+def _left(until: float) -> str:
+    return f'{max(0.0, until - time.monotonic()):.0f} s left'
 
 
 def drawn(layer: str, machine: Machine, seed: int) -> Iterator[Schedule]:
