@@ -97,18 +97,18 @@ def finished(group: Group, dtype: str, random: Random) -> Group:
     if random.random() < 0.2:  # results of networks stay as callers know them
         tensors = (replace(t, dtype='f32') if t.role == 'output' else t for t in made.tensors)
         made = replace(made, tensors=tuple(tensors))
-    elif dtype == 'f16' and random.random() < 0.4:
-        made = quantised(made, random)
+    elif random.random() < 0.4:
+        made = quantised(made, dtype, random)
     return made
 
 
-def quantised(group: Group, random: Random) -> Group:
-    """Results of f16 as 8-bit numbers, by a scale of which whole numbers and quarters are exact
-    multiples; many of them are beyond the limits.
+def quantised(group: Group, half: str, random: Random) -> Group:
+    """Results of f16 or bf16 as 8-bit numbers, by a scale of which whole numbers and quarters are
+    exact multiples; many of them are beyond the limits.
     """
     dtype, zero = random.choice((('u8', 0), ('u8', 128), ('u8', 37), ('i8', -128), ('i8', 5)))
     expr = saturated(call('div', read(0), const(random.choice((0.25, 0.125)))), const(zero), dtype)
-    after = elementwise(expr, group.output.shape, dtypes=['f16'], out=dtype, name='quantize')
+    after = elementwise(expr, group.output.shape, dtypes=[half], out=dtype, name='quantize')
     found = append(group, after, 'In')
     assert found is not None
     return found.group

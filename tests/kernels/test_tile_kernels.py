@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from test_dot_kernels import arrays_of, bound, with_scale
+from test_dot_kernels import appended, arrays_of, bound, with_scale
 from test_half_kernels import assert_exact, finished, fixed_product, followed, whole_numbers
 
 from tilewright.errors import InputError, ScheduleError
@@ -32,6 +32,7 @@ from tilewright.ops.functions import swish
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
+from tilewright.ops.stage import call, cast, const, read
 from tilewright.runtime import verify
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank_dot import rank_dot
@@ -101,6 +102,28 @@ def check(seed: int, isa: str) -> bool:
 @pytest.mark.parametrize('row', tuple(tile_rows()))
 def test_random_products_in_tiles_are_the_definition(row: str) -> None:
     assert sum(check(seed, row) for seed in range(QUICK)) >= QUICK // 2
+
+
+@pytest.mark.parametrize('isa', [*tile_rows(), 'avx512'])
+def test_sums_of_integers_are_stored_as_bf16(isa: str) -> None:
+    """A layer of bytes among layers of bf16: scaled in float32, another bf16 added, rounded once;
+    on vectors where a set has them.
+    """
+    if isa == 'avx512' and isa not in host_isas():
+        pytest.skip('needs a host with AVX-512; tiles in plain C have the same epilogue one by one')
+    group = bound(conv2d(c=24, k=40, h=5, w=9, r=3, s=3, pad=1), 'u8', 3)
+    scaled = call('mul', cast(read(0), 'f32'), const(0.375))
+    group = appended(group, scaled, out='f32')
+    group = appended(group, call('add', read(0), read(1)), ('bf16', group.output.shape), out='bf16')
+    group = channels_last(group, {'In', 'In1', 'Out'})
+    arrays, schedule = arrays_of(group, 2), schedule_for(group, isa.removesuffix('tiles'), 5)
+    assert schedule is not None
+    arrays |= {'In1': np.rint(1e4 * arrays['In1'].astype(np.float32)).astype(arrays['In1'].dtype)}
+    arrays, source = verify.freeze_all(arrays), generate(group, schedule)
+    assert ('put_bf16' in source) == (ISAS[isa].arch == 'x86_64')
+    want = reference(group, arrays)
+    for out in run_program(group, source, arrays, native(), (*compiler_flags(schedule), '-O1')):
+        assert np.array_equal(out, want.astype(out.dtype))
 
 
 @pytest.mark.slow

@@ -78,32 +78,34 @@ def test_every_mix_computes_what_onnxruntime_does_and_rounds_nothing_for_floats(
         assert np.linalg.norm(theirs - right) <= 0.15 * np.linalg.norm(right)
 
 
+@pytest.mark.parametrize('half', ['f16', 'bf16'])
 @pytest.mark.parametrize('mix', [m for m in itertools.product((False, True), repeat=3) if any(m)])
-def test_floats_beside_integers_may_be_f16(mix) -> None:
+def test_floats_beside_integers_may_be_halves(mix, half) -> None:
     """Bytes stay bytes, also the weights of layers whose results are floats, and so does an input
     that is only rounded to them.
     """
     calibrated = calibrate(small_model(), [{'x': x[None]} for x in samples()], QuantizeOptions())
     program = prepare(mixed_model(calibrated, units_of(calibrated.model), mix))
-    made, x = halved(program, 'f16', on_cpu=True), {'x': samples(1)}
+    made, x = halved(program, half, on_cpu=True), {'x': samples(1)}
     want, got = (evaluate(p, x)['y'] for p in (program, made))
     assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
     factors = [
         {t.group.tensor(a.tensor).dtype for a in t.group.main.reads}
         for t in made.tasks if t.group.main.is_product_sum
     ]  # fmt: skip
-    assert sum(kinds == {'f16'} for kinds in factors) >= mix.count(False)
-    assert sum(not kinds & {'f16', 'f32'} for kinds in factors) == mix.count(True)
+    assert sum(kinds == {half} for kinds in factors) >= mix.count(False)
+    assert sum(not kinds & {half, 'f32'} for kinds in factors) == mix.count(True)
     assert any('convert' in t.group.label for t in made.tasks) != mix[0]
 
 
-def test_kernels_of_f16_quantise_what_integers_read() -> None:
+@pytest.mark.parametrize('half', ['f16', 'bf16'])
+def test_kernels_of_halves_quantise_what_integers_read(half) -> None:
     """No pass over memory is left between a layer of f16 and the layer of bytes that reads it."""
     calibrated = calibrate(small_model(), [{'x': x[None]} for x in samples()], QuantizeOptions())
     model = mixed_model(calibrated, units_of(calibrated.model), (False, True, False))
     made = apply_passes(
         import_onnx(model), passes_of(None) | {HALF}, CpuCost(machine(), 1),
-        with_half(PROGRAM_PASSES, 'f16', on_cpu=True),
+        with_half(PROGRAM_PASSES, half, on_cpu=True),
     )  # fmt: skip
     stored = {task.name: as_stored(task.group)[1] for task in made.tasks}
     assert stored['conv1'] is not None
@@ -193,7 +195,7 @@ def test_a_mix_keeps_its_accuracy_or_says_that_it_does_not(accuracy, reached, tm
     small = [name for name, kind in net.mix['types'].items() if kind == 'int8']
     if Accuracy.of(accuracy).limit <= 0.1:
         assert not small
-    elif net.mix['floats'] == 'fp32':  # fp16 alone may be as fast
+    elif not (machine().half or machine().bf16):  # else types are timed, and floats may win
         assert small
     times = net.mix['predicted_ms']
     assert times['mix'] <= times['fp32']
@@ -229,24 +231,26 @@ def test_floats_are_fp16_where_that_keeps_the_limit_and_is_faster() -> None:
 
 
 @pytest.mark.skipif(
-    not machine().half,
-    reason='kernels of fp16 need a core with fp16 arithmetic (asimdhp in /proc/cpuinfo, as on a '
-    'Neoverse-N1), and this one has none: run this test on such a core',
+    not (machine().half or machine().bf16),
+    reason='16-bit kernels need a core with fp16 arithmetic (asimdhp in /proc/cpuinfo, as on a '
+    'Neoverse-N1) or tiles of bf16 (amx_bf16), and this one has neither: run it on such a core',
 )
-def test_a_machine_with_f16_mixes_it_with_bytes() -> None:
-    """Where f16 alone keeps the limit, layers that are not bytes are f16; else they are fp32."""
-    for accuracy, floats in (('rel=0.01', 'fp16'), ('rel=1e-5', 'fp32')):
+def test_a_machine_with_halves_mixes_them_with_bytes() -> None:
+    """Layers that are not bytes are floats of one type, fp32 where halves alone break the limit."""
+    half = 'fp16' if machine().half else 'bf16'
+    for accuracy, kinds in (('rel=0.05', {'fp32', half}), ('rel=1e-5', {'fp32'})):
         net = tw.compile(
             small_model(), precision='auto', accuracy=accuracy, samples=samples(8), threads=1,
             machine=machine(),
         )  # fmt: skip
         assert net.mix['reached']
-        assert net.mix['floats'] == floats
+        floats = net.mix['floats']
+        assert floats in kinds
         assert set(net.mix['types'].values()) <= {'int8', floats}
-        assert net.mix['predicted_ms'].keys() == {'mix', 'fp32', 'fp16', 'int8'}
+        assert net.mix['predicted_ms'].keys() == {'mix', 'fp32', half, 'int8'}
         assert f'the others in {floats}' in mix_text(net.mix)
         halves = any(task.group.half for task in net.tasks)
-        assert halves == (floats == 'fp16')
+        assert halves == (floats == half and half in net.mix['types'].values())
 
 
 def test_networks_are_compared_in_turns_and_the_first_wins_a_draw(monkeypatch) -> None:

@@ -1,10 +1,10 @@
-"""Images of f16 that are quantised: by the kernel that computes them.
+"""Images of f16 or bf16 that are quantised: by the kernel that computes them.
 
     conv of f16 -> y: f16;  quantize(y) -> q: u8      becomes      conv+quantize -> q: u8
 
-Goes in: a program of f16 and 8-bit numbers, layouts decided. Comes out: a program in which a task
-that quantises what it alone reads is joined with the task of f16 that computes it: what passes
-between types costs no pass over memory (ops/stored.py says what is quantised, and how).
+Goes in: a program of halves and 8-bit numbers, layouts decided. Comes out: a program in which a
+task that quantises what it alone reads is joined with the task of halves that computes it: what
+passes between types costs no pass over memory (ops/stored.py says what is quantised, and how).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _alone(program: Program, task: Task, value: str) -> bool:
 
 def _joined(producer: Task, task: Task) -> Task | None:
     (tensor,) = task.operands
-    if producer.group.half != 'f16' or producer.group.main.combiner is None:
+    if not producer.group.half or producer.group.main.combiner is None:
         return None
     found = append(producer.group, task.group, tensor)
     if found is None or as_stored(found.group)[1] is None:

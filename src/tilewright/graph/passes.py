@@ -92,7 +92,7 @@ _NOT_IN_HALF = ('prologue', 'chain', 'layout')
 
 def with_half(passes: ProgramPasses, dtype: str, on_cpu: bool = False) -> ProgramPasses:
     """Passes of a target with 'half' behind fusion: values are stored as `dtype` from there on. On
-    CPUs kernels of f16 quantise what integers read, once its layout is known.
+    CPUs kernels of halves quantise what integers read, once its layout is known.
     """
     made: dict[str, Callable[[Program, Cost], Program]] = {}
     for name, one in passes.items():
@@ -100,7 +100,7 @@ def with_half(passes: ProgramPasses, dtype: str, on_cpu: bool = False) -> Progra
             made[name] = one
         if name == 'fuse':
             made[HALF] = lambda program, _: share(halved(program, dtype, on_cpu))
-        if name == 'channels_last' and on_cpu and dtype == 'f16':
+        if name == 'channels_last' and on_cpu:
             made[name] = lambda program, cost, one=one: quantised_at_once(one(program, cost))
     return made
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 RANDOM = 8  # samples that are drawn where none are given
 CALLS = 9  # that a task's time is the median of
-FLOATS = ('fp16',)  # types of layers in a mix, beside fp32 and int8
+FLOATS = ('fp16', 'bf16')  # types of layers in a mix, beside fp32 and int8
 
 
 @dataclass(frozen=True)

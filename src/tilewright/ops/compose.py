@@ -47,7 +47,7 @@ def append(producer: Group, consumer: Group, tensor: str) -> Composed | None:
     # Schemas for sums of products have float32 at affine indices alone, or whole numbers.
     plain = producer.is_plain and consumer.is_plain
     plain |= is_integer_products(producer) and all(map(can_follow, consumer.stages))
-    stored = producer.half == 'f16' and _is_stored(consumer)
+    stored = bool(producer.half) and _is_stored(consumer)
     plain |= stored
     if producer.main.is_product_sum and not plain:
         return None

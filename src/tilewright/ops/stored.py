@@ -1,10 +1,11 @@
-"""Groups of f16 whose results are quantised before they are stored.
+"""Groups of f16 or bf16 whose results are quantised before they are stored.
 
     conv of f16 -> y: f16;  quantize(y) -> q: u8      becomes      conv+quantize -> q: u8
 
 Goes in: a group. Comes out: how its last stage makes 8-bit numbers of floats (`Stored`), and the
-group without that stage, which stores f16. Kernels of f16 quantise in f16: numbers are rounded from
-what f16 holds, so that a result may be one step away from the definition's.
+group without that stage, which stores its own type. Kernels of f16 quantise in f16: numbers are
+rounded from what f16 holds, so that a result may be one step away from the definition's. Kernels of
+bf16 quantise the float32 that they would have rounded.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ def _saturated(expr: Expr, dtype: str) -> Stored | None:
 
 @lru_cache(maxsize=1 << 10)
 def as_stored(group: Group) -> tuple[Group, Stored | None]:
-    """The group that stores f16, and how that is quantised; the group itself where it is not, or
-    where its sums are no f16.
+    """The group that stores f16 or bf16, and how that is quantised; the group itself where it is
+    not, or where its operands are of another type.
     """
-    if not group.epilogue or group.main.combiner is None or group.half != 'f16':
+    if not group.epilogue or group.main.combiner is None or not group.half:
         return group, None
     last = group.epilogue[-1]
     found = stored_stage(last, group.output.dtype)
@@ -87,7 +88,9 @@ def as_stored(group: Group) -> tuple[Group, Stored | None]:
     ) != 1:  # fmt: skip
         return group, None
     tensors = tuple(
-        replace(t, dtype='f16') if t.name == out else t for t in group.tensors if t.name != value
+        replace(t, dtype=group.half) if t.name == out else t
+        for t in group.tensors
+        if t.name != value
     )
     stages = tuple(
         replace(s, write=replace(s.write, tensor=out)) if s.write.tensor == value else s

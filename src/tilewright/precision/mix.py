@@ -6,9 +6,10 @@
 [both]            -> solve         -> [mix]                      an integer program (search/mix.py)
 [mix]             -> check         -> [mix], or a tighter limit  compiled, on the other half
 
-Units that are not integers are floats of one type: fp32, or fp16 where the machine computes in it,
-whichever gives the faster mix. What fp16 loses by itself is measured once, on the network of it; a
-mix that is not faster than fp16 alone, when both are called in turns, is not taken.
+Units that are not integers are floats of one type: fp32, or fp16 or bf16 where the machine computes
+in it, whichever gives the fastest mix. What 16 bits lose by themselves is measured once, on the
+network of them; a mix that is not faster than they are alone, when both are called in turns, is not
+taken.
 
 Squares of relative errors add up as if units were independent, which they are about; how much of
 that sum an accuracy allows is found by bisection on the samples of the search.
@@ -56,7 +57,7 @@ BETWEEN = ('_QuantizeLinear', '_DequantizeLinear')  # how ONNX Runtime's tool na
 class Mix:
     """The types of a model's units and what is known of them.
 
-    floats       the type of floats: 'fp32' or 'fp16'
+    floats       the type of floats: 'fp32', 'fp16' or 'bf16'
     types        unit -> 'int8' or that
     losses       unit -> relative error of the results with this unit alone in integers
     predicted_s  the whole mix, all of it in each type of floats, and all in integers
@@ -222,7 +223,7 @@ class MixSearch:
     def _or_floats(
         self, mix: Mix, run: Run, right: Sequence[Mapping[str, np.ndarray]], compiled: Compile
     ) -> Mix:
-        """The mix, or its floats alone where they are as fast: fp16 is so near to integers that
+        """The mix, or its floats alone where they are as fast: 16 bits are so near to integers that
         errors of the models of time decide between them.
         """
         none = (False,) * len(self.units.units)

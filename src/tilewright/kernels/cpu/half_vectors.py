@@ -3,8 +3,8 @@
 Goes in: a group. Comes out: a `HalfValue`: the expression of its epilogue over vectors of floats
 (kernels/cpu/vector_epilogue.py), and what is loaded and stored around it. Operands of f16 or bf16
 are widened as they are loaded, and results are narrowed, rounded once, as they are stored. What is
-quantised (ops/stored.py) is multiplied by the inverse of its scale, rounded by an addition and
-saturated as bits are narrowed.
+quantised (ops/stored.py) is multiplied by the inverse of its scale, rounded and saturated as bits
+are narrowed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tilewright.kernels.cpu.vector_epilogue import (
 from tilewright.kernels.cpu.whole_vectors import MAGIC, MAGIC_BITS
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import Isa
+from tilewright.ops.dtypes import limits
 from tilewright.ops.group import Group
 from tilewright.ops.stored import Stored, as_stored
 
@@ -58,7 +59,7 @@ HEADERS = {'aarch64': 'arm_neon.h', 'x86_64': 'immintrin.h'}
 @dataclass(frozen=True, slots=True)
 class HalfValue:
     """An epilogue on vectors, and the dtype that its results are stored in; results may be `stored`
-    as 8-bit numbers (NEON).
+    as 8-bit numbers.
     """
 
     epilogue: VectorEpilogue
@@ -86,7 +87,7 @@ class HalfValue:
             kind = C_TYPES[dtype]
             writer.line(f'{INLINE} void put_{dtype}({kind} *to, row_v all) {{ {text}; }}')
         if self.stored:
-            _write_bytes(writer, self.stored)
+            writer.lines += _bytes(self.stored, self.arch)
         writer.line()
 
     def write_block(
@@ -105,27 +106,52 @@ class HalfValue:
         writer.close()
 
 
-def _write_bytes(writer: Writer, stored: Stored) -> None:
-    """`put_bytes`: four floats, quantised."""
-    kind = C_TYPES[stored.dtype]
+def _bytes(stored: Stored, arch: str) -> list[str]:
+    """`put_bytes`: a vector of floats, quantised. Numbers are cut off as floats or as they are
+    narrowed, so that what is beyond the limits saturates.
+    """
+    kind, inverse = C_TYPES[stored.dtype], number(1 / stored.scale, 'f32')
+    body = {'aarch64': _neon_bytes, 'x86_64': _avx512_bytes}.get(arch, _plain_bytes)
+    lines = body(stored, inverse).splitlines()
+    return [f'{INLINE} void put_bytes({kind} *to, row_v all)', '{', *lines, '}']
+
+
+def _neon_bytes(stored: Stored, inverse: str) -> str:
     letter, narrow = ('u', 'vqmovun_s16') if stored.dtype == 'u8' else ('s', 'vqmovn_s16')
-    start, inverse = number(MAGIC + stored.zero, 'f32'), number(1 / stored.scale, 'f32')
-    writer.lines += f"""\
-{INLINE} void put_bytes({kind} *to, row_v all)
-{{
-    const float32x4_t made = vfmaq_n_f32(vdupq_n_f32({start}), (float32x4_t)all, {inverse});
+    return f"""\
+    const float32x4_t start = vdupq_n_f32({number(MAGIC + stored.zero, 'f32')});
+    const float32x4_t made = vfmaq_n_f32(start, (float32x4_t)all, {inverse});
     const int32x4_t from = vdupq_n_s32({MAGIC_BITS});
     const int16x4_t whole = vqmovn_s32(vqsubq_s32(vreinterpretq_s32_f32(made), from));
     const uint32x2_t bytes = vreinterpret_u32_{letter}8({narrow}(vcombine_s16(whole, whole)));
     const uint32_t four = vget_lane_u32(bytes, 0);
-    memcpy(to, &four, sizeof four);
-}}
-""".splitlines()
+    memcpy(to, &four, sizeof four);"""
+
+
+def _avx512_bytes(stored: Stored, inverse: str) -> str:
+    least, most = (number(limit - stored.zero, 'f32') for limit in limits(stored.dtype))
+    return f"""\
+    const __m512 made = _mm512_mul_ps((__m512)all, _mm512_set1_ps({inverse}));
+    const __m512 cut = _mm512_min_ps(
+        _mm512_max_ps(made, _mm512_set1_ps({least})), _mm512_set1_ps({most}));
+    const __m512i whole = _mm512_add_epi32(
+        _mm512_cvtps_epi32(cut), _mm512_set1_epi32({stored.zero}));
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(whole));"""
+
+
+def _plain_bytes(stored: Stored, inverse: str) -> str:
+    least, most = (number(limit - stored.zero, 'f32') for limit in limits(stored.dtype))
+    return f"""\
+    for (int i = 0; i < {MOST_LANES}; i++) {{
+        const float made = all[i] * {inverse};
+        const float cut = made > {least} ? (made < {most} ? made : {most}) : {least};
+        to[i] = ({C_TYPES[stored.dtype]})((int)rintf(cut) + {stored.zero});
+    }}"""
 
 
 def half_value(group: Group, vector: str, isa: Isa) -> HalfValue | None:
     """[Group] -> [HalfValue]; None where operands are of other types, or do not lie along lanes."""
-    made, stored = as_stored(group) if isa.arch == 'aarch64' else (group, None)
+    made, stored = as_stored(group)
     found, kinds = plan_vector_epilogue(made), MOVES[isa.arch]
     strange = any(i.stride(vector) not in (0, 1) or i.dtype not in kinds for i in found.operands)
     if strange or made.output.dtype not in kinds:

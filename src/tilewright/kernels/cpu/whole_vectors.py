@@ -3,8 +3,8 @@
 Goes in: a group of integer products and the operands of its epilogue (kernels/cpu/pointwise.py).
 Comes out: a `WholeValue`, a C expression over the vector `value` and vectors `e0_v`, `e1_v` .., and
 the functions that it calls; None where a stage has other functions than these: such an epilogue is
-computed number by number. Whole numbers of any width are lanes of i32 inside, and are narrowed as
-they are stored.
+computed number by number. Whole numbers of any width are lanes of i32 inside, f16 on NEON and bf16
+on AVX-512 are floats; both are narrowed as they are stored.
 
 A float becomes a small whole number by three operations: it is cut off first, which rounding to a
 whole limit allows, and adding 1.5 * 2^23 leaves it, rounded half to even, in its lowest bits.
@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.kernels.cpu.expression import C_TYPES, number
+from tilewright.kernels.cpu.expression import C_TYPES, number, widened
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import Operand
 from tilewright.kernels.cpu.writer import Writer
-from tilewright.machine.isa import ISAS
-from tilewright.ops.dtypes import DTYPES, computed, dtype_of, limits, operand_dtype
+from tilewright.machine.isa import ISAS, Isa
+from tilewright.ops.dtypes import DTYPES, computed, dtype_of, is_float, limits, operand_dtype
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Expr
 
@@ -34,6 +34,7 @@ NEAR_LIMITS = 32000  # what fits in 16 bits, with a zero point
 SMALLEST_DIVISOR = 2.0**-60  # far from where products of floats lose bits
 WHOLE = ('u8', 'i8', 'i16', 'u16', 'i32')  # what lanes of i32 hold
 BITS = {64: 512, 32: 256}  # by bytes of an x86 vector; NEON's are in whole_neon.py
+WIDENED = {('aarch64', 16): 'f16', ('x86_64', 64): 'bf16'}  # by bytes of a vector: what is widened
 
 
 class _NoVectorError(Exception):
@@ -126,28 +127,29 @@ def is_usual(divisor: float) -> bool:
 
 
 def vector_value(
-    group: Group, operands: Sequence[Operand], value: str = 'value', divides: bool = True
+    group: Group, operands: Sequence[Operand], isa: Isa, value: str = 'value'
 ) -> WholeValue | None:
-    """[Group] -> [WholeValue]; `operands` are those of its epilogue, in their order. `divides`:
-    whether numbers are divided by an instruction; else by the function `quotient`.
+    """[Group] -> [WholeValue]; `operands` are those of its epilogue, in their order. x86 divides
+    by an instruction, others by the function `quotient`.
     """
-    tensor = group.main.write.tensor
-    return following(group, tensor, WholeValue(value, 'i32'), operands, divides)
+    tensor, half = group.main.write.tensor, WIDENED.get((isa.arch, isa.vector_bytes), '')
+    divides = isa.arch == 'x86_64'
+    return following(group, tensor, WholeValue(value, 'i32'), operands, divides, half)
 
 
 def following(
     group: Group, tensor: str, value: WholeValue, operands: Sequence[Operand],
-    divides: bool = False,
+    divides: bool = False, half: str = 'f16',
 ) -> WholeValue | None:  # fmt: skip
     """What the stages behind a tensor make of its value; `operands` are those that they read.
 
-    Sets without a division (NEON) widen f16 as they are loaded, and narrow a result of f16.
+    Numbers of the dtype `half` are widened as they are loaded, and results narrowed.
     """
 
     def in_vectors(tensor: str) -> str:
         """The dtype that a tensor's numbers have in vectors."""
         dtype = group.tensor(tensor).dtype
-        return 'f32' if dtype == 'f16' and not divides else dtype
+        return 'f32' if dtype == half else dtype
 
     names = iter(item.name for item in operands)
     values, result = {tensor: value}, value
@@ -362,7 +364,7 @@ def write_four(writer: Writer, value: WholeValue) -> None:
 
 
 def _write_memory(writer: Writer, dtype: str, bytes_: int) -> None:
-    kind, wide = C_TYPES[dtype], 'real_v' if dtype == 'f32' else 'whole_v'
+    kind, wide = C_TYPES[dtype], 'real_v' if is_float(dtype) else 'whole_v'
     texts = _masked(dtype) if bytes_ == 64 else _copied(dtype)
     for head, lines in zip(
         (f'{wide} take_{dtype}(const {kind} *from, ', f'void put_{dtype}({kind} *to, {wide} all, '),
@@ -386,6 +388,8 @@ def _masked(dtype: str) -> tuple[list[str], list[str]]:
             ['if (count == 16)', f'    *({wide} *)to = all;', 'else',
              f'    _mm512_mask_storeu_{suffix}(to, {mask}, {inner});'],
         )  # fmt: skip
+    if dtype == 'bf16':
+        return _BF16
     call = '_mm' if width == 8 else '_mm256'
     widen = f'(whole_v)_mm512_cvtep{"u" if dtype[0] == "u" else "i"}{width}_epi32'
     return (
@@ -393,6 +397,17 @@ def _masked(dtype: str) -> tuple[list[str], list[str]]:
         [f'_mm512_mask_cvtepi32_storeu_epi{width}(to, {mask}, (__m512i)all);'],
     )
 
+
+# By the rounding of `float_bf16`; sets without tiles have no instruction for it.
+_BF16 = (
+    ['const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1u << count) - 1, from));',
+     'return (real_v)_mm512_slli_epi32(x, 16);'],
+    ['const __m512i bits = (__m512i)all, one = _mm512_set1_epi32(1);',
+     'const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);',
+     'const __m512i more = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));',
+     'const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, more), 16);',
+     '_mm512_mask_cvtepi32_storeu_epi16(to, (1u << count) - 1, rounded);'],
+)  # fmt: skip
 
 # Bytes or words of eight lanes of 32 bits side by side: AVX2 has no instruction that narrows.
 _NARROW = {
@@ -426,8 +441,9 @@ def vector_operands(operands: Sequence[Operand], vector: str) -> list[str]:
     """
     lines = []
     for item in operands:
-        kind = 'real' if item.dtype == 'f32' else 'whole'
+        kind = 'real' if is_float(item.dtype) else 'whole'
         read = f'take_{item.dtype}({item.name}, count)'
-        text = read if item.stride(vector) else f'every_{kind}(*{item.name})'
+        every = f'every_{kind}({widened(f"*{item.name}", item.dtype)})'
+        text = read if item.stride(vector) else every
         lines.append(f'const {kind}_v {item.name}_v = {text};')
     return lines

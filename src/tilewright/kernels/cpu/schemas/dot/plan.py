@@ -219,7 +219,7 @@ def vector_epilogue(group: Group, epilogue: Epilogue, schedule: Schedule) -> Who
     value = 'value'
     if items and items[-1].tensor == MOVED:
         value = f'(value + {items[-1].name}_v)'
-    return vector_value(group, items, value, divides=isa.arch == 'x86_64')
+    return vector_value(group, items, isa, value)
 
 
 def draw_dot(
