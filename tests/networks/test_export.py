@@ -16,6 +16,7 @@ import onnx
 import pytest
 from marks import needs_make
 from onnx import TensorProto, helper, numpy_helper
+from test_quantize import samples, small_model
 
 import tilewright as tw
 from tilewright.cli.main import invoke
@@ -406,6 +407,38 @@ def test_a_folder_without_permission_is_refused(tmp_path):
 
 @needs_make
 @pytest.mark.filterwarnings('ignore:.*nominal figures.*')
+@pytest.mark.parametrize(
+    ('words', 'code'),
+    [
+        (['int8'], 0),
+        (['auto', '--accuracy', 'rel=0.5'], 0),
+        (['auto', '--accuracy', 'rel=1e-9'], 1),
+    ],
+)
+def test_types_are_chosen_as_it_is_exported(words, code, tmp_path):
+    """C of a model of floats in other types, by samples; an accuracy that no mix reaches is
+    exported all the same, with exit code 1.
+    """
+    pytest.importorskip('onnxruntime')
+    model, data, to = tmp_path / 'm.onnx', tmp_path / 'x.npy', tmp_path / 'c'
+    onnx.save(small_model(), model)
+    np.save(data, samples(8))
+    given = ['--samples', str(data), '--name', 'm', '--threads', '1', '--json', str(tmp_path / 'j')]
+    assert invoke(['export', str(model), '-o', str(to), '--precision', *words, *given]) == code
+    report = json.loads((tmp_path / 'j').read_text())
+    assert report['precision'] == words[0]
+    assert (report['mix'] is None) == (words[0] == 'int8')
+    integers = any(kind == 'int8' for kind in (report['mix'] or {}).get('types', {}).values())
+    if words[0] == 'int8' or integers:
+        assert 'int8_t' in (to / 'm.c').read_text()
+    made = subprocess.run(
+        ['make', '-j2', 'CFLAGS=-O1', 'all', 'check'], cwd=to, capture_output=True, text=True
+    )  # fmt: skip
+    assert made.returncode == 0, made.stdout + made.stderr
+
+
+@needs_make
+@pytest.mark.filterwarnings('ignore:.*nominal figures.*')
 def test_export_on_the_command_line(tmp_path, capsys):
     weights = numpy_helper.from_array(graphs.floats(4, 3, 1, 1), 'w')
     float32 = TensorProto.FLOAT
@@ -433,5 +466,8 @@ def test_export_on_the_command_line(tmp_path, capsys):
     assert 'is not empty' in capsys.readouterr().err
     assert invoke(['export', str(saved), '-o', str(tmp_path / 'd'), '--tune', 'measure']) == 2
     assert 'tune= means nothing with' in capsys.readouterr().err
+    typed = ['export', str(saved), '-o', str(tmp_path / 'd'), '--precision', 'int8']
+    assert invoke(typed) == 2
+    assert 'precision= means nothing with' in capsys.readouterr().err
     assert invoke(['export', 'nothing', '-o', str(tmp_path / 'd')]) == 2
     assert 'no network of the zoo' in capsys.readouterr().err

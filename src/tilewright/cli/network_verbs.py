@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tilewright.cli.options import (
+    Accuracy,
     ActivationsName,
     Algorithm,
     AlgorithmName,
@@ -111,14 +112,7 @@ def compile(
     device: Device = '',
     libraries: Libraries = LibrariesName.NONE,
     precision: NetworkPrecision = None,
-    accuracy: Annotated[
-        str | None,
-        typer.Option(
-            '--accuracy',
-            metavar='A',
-            help='Limit on the results for --precision auto: rel=0.01, cosine=0.999 or top1=0.98.',
-        ),
-    ] = None,
+    accuracy: Accuracy = None,
     samples: Samples = None,
     prune: Prune = None,
     check: Annotated[
@@ -228,6 +222,7 @@ def run(
     epilog=examples(
         'tilewright export model.onnx -o folder', 'tilewright export resnet18 -o folder',
         'tilewright export model.tw -o folder --name detector',
+        'tilewright export model.onnx -o folder --precision auto --accuracy rel=0.01',
     )
 )  # fmt: skip
 def export(
@@ -246,6 +241,9 @@ def export(
     trials: Trials = None,
     shape: Shapes = None,
     max_rel_err: MaxRelErr = DEFAULT_LIMIT,
+    precision: NetworkPrecision = None,
+    accuracy: Accuracy = None,
+    samples: Samples = None,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -261,6 +259,7 @@ def export(
     return verb.run(
         model, Output('export', json), output=output, name=name, tune=tune.value, trials=trials,
         shapes=shape or [], max_rel_err=max_rel_err, threads=threads, seed=seed,
+        precision=precision.value if precision else None, accuracy=accuracy, samples=samples,
     )  # fmt: skip
 
 

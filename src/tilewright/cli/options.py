@@ -214,10 +214,18 @@ NetworkPrecision = Annotated[
     NetworkPrecisionName | None,
     typer.Option(
         '--precision',
-        help='GPUs: fp16 or bf16 between kernels, or int8; CPU: fp16 where it computes in it, else '
-        'fp16 or bf16 weights where memory binds, int8, or auto: the fastest mix within --accuracy '
+        help='GPUs: fp16 or bf16 between kernels, or int8; CPU: fp16 or bf16 where it computes in '
+        'it, else as weights where memory binds, int8, or auto: the fastest mix within --accuracy '
         '[fp32].',
         show_default=False,
+    ),
+]
+Accuracy = Annotated[
+    str | None,
+    typer.Option(
+        '--accuracy',
+        metavar='A',
+        help='Limit on the results for --precision auto: rel=0.01, cosine=0.999 or top1=0.98.',
     ),
 ]
 Samples = Annotated[

@@ -64,6 +64,9 @@ def export(
     threads: int | None = None,
     trials: int | None = None,
     max_rel_err: float = DEFAULT_LIMIT,
+    precision: str | None = None,
+    accuracy: Any = None,
+    samples: Any = None,
     progress: Report | None = None,
 ) -> Exported:
     """Write a network as C into an empty or new folder: `make` builds it, `make check` tests it.
@@ -84,7 +87,8 @@ def export(
         if is_saved(model):
             check_saved(
                 model, shapes=shapes, trials=trials, tune=tune != 'model',
-                max_rel_err=max_rel_err != DEFAULT_LIMIT,
+                max_rel_err=max_rel_err != DEFAULT_LIMIT, precision=precision, accuracy=accuracy,
+                samples=samples is not None,
             )  # fmt: skip
             path = Path(model)
             network = load(path, threads=threads, progress=progress)
@@ -92,7 +96,8 @@ def export(
             path = Path(scratch) / 'network.tw'
             network = compile_network(
                 model, tune=tune, shapes=shapes, threads=threads, trials=trials,
-                max_rel_err=max_rel_err, save=path, progress=progress,
+                max_rel_err=max_rel_err, precision=precision, accuracy=accuracy, samples=samples,
+                save=path, progress=progress,
             )  # fmt: skip
         word = name or c_name(Path(network.name).stem.lower())
         if isinstance(network, RangedNetwork):

@@ -1,8 +1,7 @@
 """The exported C of a network against the same network in this process, in turns.
 
-    python -m tilewright_lab.scripts.export_time [NETWORK] [--folder DIR] [--threads T] [--rounds \
-        7] [--calls 20]
-                                [--json FILE]
+    python -m tilewright_lab.scripts.export_time [NETWORK] [--folder DIR] [--threads T]
+        [--precision P] [--rounds 7] [--calls 20] [--json FILE]
 
 NETWORK is a name of the zoo [resnet18] or an .onnx file, such as a quantised one. It is exported
 into an empty folder, built with `make` and whatever compiler that finds, and checks itself; then
@@ -53,6 +52,7 @@ def main() -> None:
     parser.add_argument('network', nargs='?', default='resnet18')
     parser.add_argument('--folder', type=Path)
     parser.add_argument('--threads', type=int)
+    parser.add_argument('--precision', default='fp32')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--calls', type=int, default=20)
     parser.add_argument('--json', type=Path)
@@ -63,8 +63,10 @@ def main() -> None:
         folder = given.folder or Path(scratch) / name
         model = given.network if of_file else zoo.onnx_model(name)
         if not (folder / 'Makefile').exists():
-            tw.export(model, folder, name=name, threads=given.threads)
-        net = tw.compile(model, threads=given.threads)
+            tw.export(
+                model, folder, name=name, threads=given.threads, precision=given.precision
+            )  # fmt: skip
+        net = tw.compile(model, threads=given.threads, precision=given.precision)
         build_s = build(folder)
         inputs = {value.name: example(value) for value in net.inputs}
         net.time(inputs, given.calls)
@@ -83,7 +85,8 @@ def main() -> None:
     )
     if given.json is not None:
         result = {
-            'network': name, 'quantised': of_file, 'threads': net.threads, 'calls': given.calls,
+            'network': name, 'quantised': of_file, 'precision': given.precision,
+            'threads': net.threads, 'calls': given.calls,
             'build_s': build_s, 'samples_ms': ours, 'median_ms': medians, 'ratio': ratio,
             'versions': versions(),
         }  # fmt: skip
