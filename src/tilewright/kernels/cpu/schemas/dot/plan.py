@@ -158,7 +158,7 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
         result=C_TYPES[group.output.dtype],
         whole=vector,
         # For which there are micro-kernels of floats.
-        ahead=None if isa.by_lane or isa.rows else words.ahead,
+        ahead=None if isa.by_lane else words.ahead,
     )
     return DotPlan(group, words, form, dot.products, flips, whole)
 

@@ -218,19 +218,24 @@ def write_nest(writer: Writer, p: OuterPlan, pointer: Callable[[str], str], fill
         writer.line(f'float *panels = accumulators + {abi.aligned(p.acc_floats)};')
         ranges = ', '.join(text for d in (c.vector, *p.loose) for text in nest.at(d))
         writer.line(f'pack_panels({pointer(c.b.tensor)}, panels, {ranges});')
-    origin = _open_bands(writer, p, nest, fill)
+    origin, kept = _open_bands(writer, p, nest, fill)
     reg = schedule.reg
     for name in reg.order:
         if name in stage.parallel:
             nest.open_loop(reg, name)
-    _write_tile(writer, p, nest, origin)
+    _write_tile(writer, p, nest, origin, kept)
     nest.close()
     if p.deep:
         writer.line('tiles_end();')
 
 
-def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str, str]:
-    """Open every cache band; pack behind the last loop that moves the operand's tile."""
+def _open_bands(
+    writer: Writer, p: OuterPlan, nest: Nest, fill: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Open every cache band; pack behind the last loop that moves the operand's tile.
+
+    Comes out: the first indices of that tile, and of the one whose sums are kept.
+    """
     c, schedule = p.contraction, p.schedule
     names = [level.name for level in schedule.levels]
     first = names.index(schedule.pack) if schedule.pack else 0
@@ -246,6 +251,7 @@ def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str
             if name in c.a.names if cuts else last:
                 moving = probe.opened
     origin: dict[str, str] = {}
+    kept: dict[str, str] = {}
 
     def pack_here() -> None:
         origin.update(nest.starts())
@@ -260,7 +266,9 @@ def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str
             nest.open_loop(level, name)
             if nest.opened == moving:
                 pack_here()
-    return origin
+        if level.name == p.kept:
+            kept = nest.starts()
+    return origin, kept
 
 
 def _write_fill(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> None:
@@ -276,7 +284,9 @@ def _write_fill(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> None:
     writer.line(fill)
 
 
-def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]) -> None:
+def _write_tile(
+    writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str], kept: dict[str, str]
+) -> None:
     """One register tile: pointers, micro-kernel, store."""
     c, panels, stage = p.contraction, p.panels, p.group.main
     sizes, v = stage.sizes, c.vector
@@ -310,12 +320,11 @@ def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]
         _write_calls(writer, p, nest, width)
         return
     if p.persistent:
+        first = kept or {d: nest_part(p, d) for d in stage.parallel}
         place = [
-            scaled(f'({at(d)} - {nest_part(p, d)})', p.acc_strides[d])
-            for d in stage.parallel
-            if d != v
+            scaled(f'({at(d)} - {first[d]})', p.acc_strides[d]) for d in stage.parallel if d != v
         ]
-        place.append(f'({at(v)} - {nest_part(p, v)})')
+        place.append(f'({at(v)} - {first[v]})')
         writer.line(f'float *acc = accumulators + {total(place)};')
     elif not all(is_done(p, *v) for v in variants(p)):
         writer.line('float *acc = accumulators;')
@@ -394,8 +403,6 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
         arguments += f', {_out(p)} + {_result_place(p, nest)}, {count}, {", ".join(pointers)}'
     else:
         arguments += f', acc, {count}, {again}'
-    if p.deep:
-        arguments += ', &shape'
     if p.ahead:
         share = f'({at(p.ahead.dim)[0]} - {p.ahead.start}) / {p.ahead.tile} * ({count})'
         place = total([f'({linear}) * {width}', str(p.ahead.distance)])
@@ -403,6 +410,8 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
         writer.line(f'const {kind} *next = weights + {place} + {share} * {p.ahead.floats};')
         arguments += ', next'
         arguments += f', {p.ahead.floats} * sizeof *next' if p.ahead.most else ''
+    if p.deep:
+        arguments += ', &shape'
     _dispatch(
         writer,
         p,
