@@ -142,7 +142,9 @@ def _write_rows(writer: Writer, p: AttentionPlan, pointer: Pointer) -> None:
     """The rows of a block, copied; those of the last tile that are not there are zero."""
     access = p.form.queries
     strides, depth = p.strides(access), p.size(DEPTH)
-    writer.line(f'const float *q_at = {pointer(access.tensor)} + {place_of(p, access, p.form.stack)};')
+    writer.line(
+        f'const float *q_at = {pointer(access.tensor)} + {place_of(p, access, p.form.stack)};'
+    )
     writer.line(f'const long tiles = (rows + {p.high - 1}) / {p.high};')
     writer.open('for (long r = 0; r < rows; r++)')
     first = total([scaled('(i_block + r)', strides[ROW])])

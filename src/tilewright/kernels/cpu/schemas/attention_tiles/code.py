@@ -20,7 +20,6 @@ from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.isa import micro, tiles
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.schemas.attention.code import (
-    Pointer,
     kernel_name,
     place_of,
     write_constants,

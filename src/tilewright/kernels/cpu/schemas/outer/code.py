@@ -24,6 +24,7 @@ from tilewright.kernels.cpu.isa.neon_done import can_finish, emit_done
 from tilewright.kernels.cpu.isa.neon_near import emit_near
 from tilewright.kernels.cpu.isa.neon_near import why_not as why_not_near
 from tilewright.kernels.cpu.nest import Nest
+from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
 from tilewright.kernels.cpu.schemas.outer.finish import Finished
@@ -150,6 +151,7 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         dtype=p.schedule.dtype,
         accumulation=p.schedule.accumulation,
         fetch=p.ahead.most or p.ahead.floats if p.ahead else 0,
+        fetch_apart=p.ahead.apart if p.ahead else 0,
         varies=p.ahead is not None and p.ahead.most > 0,
         stored=p.stored,
         b_ahead=_weights_ahead(p),
@@ -406,8 +408,11 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
     if p.ahead:
         share = f'({at(p.ahead.dim)[0]} - {p.ahead.start}) / {p.ahead.tile} * ({count})'
         place = total([f'({linear}) * {width}', str(p.ahead.distance)])
-        kind = micro.WEIGHT_TYPES[p.stored]
-        writer.line(f'const {kind} *next = weights + {place} + {share} * {p.ahead.floats};')
+        kind, floats = micro.WEIGHT_TYPES[p.stored], str(p.ahead.floats)
+        if p.ahead.apart:  # by lines of all tiles so far
+            share = f'({scaled(f"({linear})", p.ahead.shares)} + {share}) / {p.deep}'
+            place, floats = str(p.ahead.distance), str(LINE_FLOATS)
+        writer.line(f'const {kind} *next = weights + {place} + {share} * {floats};')
         arguments += ', next'
         arguments += f', {p.ahead.floats} * sizeof *next' if p.ahead.most else ''
     if p.deep:
