@@ -59,7 +59,7 @@ def _write_pack(writer: Writer, p: RowsPlan, places: dict[str, int]) -> None:
 def _write_part(
     writer: Writer, p: RowsPlan, places: dict[str, int], texts: tuple[Typed, VectorTexts]
 ) -> None:
-    typed, vectors = texts
+    typed, _ = texts
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
     writer.open('void tw_part(const tw_args *args, long part)')
     writer.line('(void)part;')

@@ -123,8 +123,8 @@ def row_lines(group: Group, schedule: Schedule) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """An expression over what is read; `inverses` are names of numbers of the row, and what they are
-    the inverses of, over the same reads.
+    """An expression over what is read; `inverses` are numbers of the row by name, each with what it
+    is the inverse of, over the same reads.
     """
 
     expr: Expr
