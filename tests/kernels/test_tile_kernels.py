@@ -21,6 +21,9 @@ from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.isa.tiles import pieces
 from tilewright.kernels.cpu.schemas.dot.plan import draw_dot, plan_dot, why_not
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.strip.plan import draw_byte_strip, draw_strip, plan_strip
+from tilewright.kernels.cpu.schemas.strip.plan import why_not as why_no_strip
+from tilewright.kernels.cpu.schemas.strip.plan import why_not_bytes as why_no_byte_strip
 from tilewright.kernels.cpu.schemas.tiles.plan import draw_tiles
 from tilewright.kernels.cpu.schemas.tiles.plan import why_not as why_not_bf16
 from tilewright.machine.isa import ISAS, host_isas, host_tiles, tile_isa
@@ -153,6 +156,64 @@ def test_random_products_of_bf16_are_the_definition(row: str) -> None:
 def test_many_products_of_bf16(row: str) -> None:
     base = row.removesuffix('tiles')
     assert sum(check_bf16(seed, base) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+def in_strips(seed: int) -> Group:
+    """A convolution of bf16 or bytes, channels last, with any window, border, stride and epilogue."""
+    random = Random(seed)
+    r, s = random.choice(((1, 1), (3, 3), (3, 3), (1, 3), (2, 5), (5, 5)))
+    stride = random.choice((1, 1, 2, 3))
+    sizes = dict(
+        n=random.choice((1, 1, 2)), c=random.choice((4, 8, 24, 64, 72, 160)),
+        k=random.choice((5, 16, 33, 64, 80)), h=stride * random.randint(1, 7) + r,
+        w=stride * random.choice((3, 7, 14, 17, 30)) + s, r=r, s=s, stride=stride,
+        pad=random.choice((0, r // 2, (1, 0, 2, 1))), dilation=random.choice((1, 1, 2)),
+        bias=random.random() < 0.5,
+    )  # fmt: skip
+    if seed % 2:
+        return finished(conv2d(**sizes), 'bf16', random)
+    image = random.choice(('u8', 'i8'))
+    group = bound(conv2d(**sizes), image, random.randint(0, 127))
+    if random.random() < 0.7:
+        group = with_scale(group, random.choice(('u8', 'i8')), random.randint(0, 100))
+    return channels_last(group, {'In', 'Out'})
+
+
+def check_strip(seed: int, base: str) -> bool:
+    """Whether a case was computed, between guard pages; every element is the definition's."""
+    group, whole = in_strips(seed), seed % 2 == 0
+    if (why_no_byte_strip if whole else why_no_strip)(group):
+        return False
+    tiled = flatten(group) if seed % 3 else group
+    schedule = (draw_byte_strip if whole else draw_strip)(tiled, base, Random(seed), 2, 3)
+    if schedule is None:
+        return False
+    arrays = arrays_of(group, seed) if whole else whole_numbers(group, seed)
+    assert_exact(group, tiled, schedule, arrays, native(), '-O0' if seed % 5 == 0 else '-O2')
+    return True
+
+
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_random_strips_are_the_definition(row: str) -> None:
+    """Tiles that end between rows, begin earlier than they should or look behind an image."""
+    base = row.removesuffix('tiles')
+    assert sum(check_strip(seed, base) for seed in range(QUICK)) >= QUICK // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_many_strips(row: str) -> None:
+    base = row.removesuffix('tiles')
+    assert sum(check_strip(seed, base) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+def test_strips_share_their_border() -> None:
+    """Rows of 14 pixels with a border of one lie 15 pixels apart."""
+    group = half_group(conv2d(c=64, k=48, h=14, w=14, r=3, s=3, pad=1), 'bf16')
+    drawn = (draw_strip(group, 'portable', Random(seed), 2, 1) for seed in range(40))
+    plan = plan_strip(group, next(s for s in drawn if s and s.pack))
+    assert plan.copy is not None
+    assert (plan.copy.pitch, plan.copy.rows) == (15, 16)
 
 
 def test_sums_of_bf16_are_added_in_float32() -> None:

@@ -195,6 +195,8 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.dot:DOT',
         f'{_FOLDERS}.half:HALF',
         f'{_FOLDERS}.tiles:TILES',
+        f'{_FOLDERS}.strip:STRIP',
+        f'{_FOLDERS}.strip:BYTE_STRIP',
         f'{_FOLDERS}.narrow:NARROW',
         f'{_FOLDERS}.general:GENERAL',
         f'{_FOLDERS}.winograd:WINOGRAD',

@@ -37,7 +37,7 @@ def generate(p: DotPlan) -> str:
     if p.words.schedule.pack:
         _write_pack(writer, p)
     write_kernels(writer, p.words, a_ahead=False)
-    _write_packing(writer, p)
+    write_weights(writer, p)
     _write_part(writer, p)
     return writer.text()
 
@@ -166,7 +166,7 @@ def _write_word(writer: Writer, p: DotPlan, step: int, size: int, pad: int, flip
     writer.line('memcpy(to, &word, 4);')
 
 
-def _places(p: DotPlan) -> tuple[dict[str, int], int]:
+def constant_places(p: DotPlan) -> tuple[dict[str, int], int]:
     """Where constants beside the weights lie, in floats behind the panels; and floats of all."""
     places, offset = {}, abi.aligned(p.words.packed_floats)
     sizes = {
@@ -191,12 +191,12 @@ def _loose_points(p: DotPlan) -> int:
     return points
 
 
-def _write_packing(writer: Writer, p: DotPlan) -> None:
+def write_weights(writer: Writer, p: DotPlan) -> None:
     """tw_pack: weights into panels of words, other constants behind them."""
     c, panels, words = p.words.contraction, p.words.panels, p.words.group.main.sizes
     sizes, names = p.group.main.sizes, [t.name for t in p.group.with_role('constant')]
     strides, const = access_strides(p.group, factors(p.group)[1])
-    places, floats = _places(p)
+    places, floats = constant_places(p)
     inside = f'{c.vector} < {panels.size} && number < {sizes[p.form.dim]}'
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     source = f'constants[{names.index(p.weights.name)}]'
@@ -269,7 +269,7 @@ def _write_moved(writer: Writer, p: DotPlan, place: int, address: str) -> None:
 
 def _write_part(writer: Writer, p: DotPlan) -> None:
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
-    places, _ = _places(p)
+    places, _ = constant_places(p)
 
     def pointer(tensor: str) -> str:
         return inputs.get(tensor) or f'args->packed + {places[tensor]}'

@@ -59,11 +59,11 @@ def write_store(
         _write_fetch(writer, p)
         return
     if isinstance(p.whole, HalfValue):
-        _write_half(writer, p, p.whole)
+        write_half_vectors(writer, p, p.whole)
     elif isinstance(p.whole, WholeValue) and _on_neon(p):
         write_neon_vectors(writer, p.whole, _vectors(p), p.near.value if p.near else None)
     elif p.whole:
-        _write_whole(writer, p, p.whole)
+        write_whole_vectors(writer, p, p.whole)
     elif not by_pixels(p):
         _write_lane_row(writer, p)
     elif variants:
@@ -213,7 +213,7 @@ def _beside(p: OuterPlan) -> bool:
     return narrow and bool(p.epilogue.functions) and not by_pixels(p)
 
 
-def _write_half(writer: Writer, p: OuterPlan, value: HalfValue) -> None:
+def write_half_vectors(writer: Writer, p: OuterPlan, value: HalfValue) -> None:
     """One vector of sums, of which `count` lanes are stored: all on vectors, or one by one."""
     vector, operands, lanes = p.contraction.vector, p.epilogue.operands, p.panels.lanes
     value.write_functions(writer)
@@ -232,7 +232,7 @@ def _write_half(writer: Writer, p: OuterPlan, value: HalfValue) -> None:
     writer.line()
 
 
-def _write_whole(writer: Writer, p: OuterPlan, value: WholeValue) -> None:
+def write_whole_vectors(writer: Writer, p: OuterPlan, value: WholeValue) -> None:
     """One vector of sums that are whole numbers, of which `count` lanes are stored; and four."""
     vector, operands, lanes = p.contraction.vector, p.epilogue.operands, p.panels.lanes
     write_vectors(writer, p.schedule.isa, [value.dtype, *(item.dtype for item in operands)])
@@ -243,7 +243,7 @@ def _write_whole(writer: Writer, p: OuterPlan, value: WholeValue) -> None:
     writer.line(f'put_{value.dtype}(out, {value.made(last=True)}, count);')
     writer.close()
     writer.line()
-    if not _stores_fours(p, value):
+    if not stores_fours(p.panels.vectors, p.panels.lanes, value):
         return
     write_four(writer, value)
     writer.open(
@@ -271,9 +271,9 @@ def _write_whole(writer: Writer, p: OuterPlan, value: WholeValue) -> None:
         writer.line()
 
 
-def _stores_fours(p: OuterPlan, value: WholeValue | HalfValue) -> bool:
-    """Whether the vectors of a pixel, two to four, are narrowed and stored at once."""
-    return value.in_fours and p.panels.lanes == 16 and 2 <= p.panels.vectors <= 4
+def stores_fours(vectors: int, lanes: int, value: WholeValue | HalfValue) -> bool:
+    """Whether so many vectors of a pixel, two to four, are narrowed and stored at once."""
+    return value.in_fours and lanes == 16 and 2 <= vectors <= 4
 
 
 def _write_whole_stores(
@@ -402,7 +402,7 @@ def _write_tile_store(writer: Writer, p: OuterPlan, extents: tuple[int, ...], ve
         writer.line()
         return
     if p.whole:
-        fours = _stores_fours(p, p.whole)
+        fours = stores_fours(p.panels.vectors, p.panels.lanes, p.whole)
         _write_whole_stores(writer, p, points, strides, run, vectors, fours)
         writer.close()
         writer.line()
