@@ -29,6 +29,7 @@ import numpy as np
 from tilewright.graph.graph import Attribute, Graph, Value, fresh_name
 from tilewright.graph.half_rows import ON_CPU, ON_GPU, in_rows, row_form, row_weights
 from tilewright.graph.program import Program, Task
+from tilewright.ops.attention import attends
 from tilewright.ops.describe import dims_of
 from tilewright.ops.dtypes import HALVES, NUMPY, is_float
 from tilewright.ops.group import Group, Tensor
@@ -37,6 +38,7 @@ from tilewright.ops.stage import Access, Dim, Stage, read, var
 UNITS = (4, 8)  # channels
 LAST = (0, 2, 3, 1)  # axes of an image with its channels last
 WEIGHTS_LAST = (1, 2, 3, 0)  # of weights that each channel has of its own
+LEAST_ROWS = 16  # of an attention in tiles; fewer are multiplied in place, in float32
 _ONNX_F32, _ONNX_F16 = 1, 10  # what ONNX's Cast calls them
 Orders = Mapping[str, tuple[int, ...]]  # tensor -> its axes, in another order
 
@@ -45,7 +47,8 @@ def halved(program: Program, dtype: str, on_cpu: bool = False) -> Program:
     """[Program] -> [Program]; `dtype` is one of `HALVES`.
 
     on_cpu   products of two values that are not constant stay float32, since no kernel of a CPU
-             multiplies such halves: what they give is converted behind them
+             multiplies such halves: what they give is converted behind them. Attention of many rows
+             in bf16 is multiplied in tiles
 
     Inputs of few channels are read in rows of pixels and channels (graph/half_rows.py).
     """
@@ -189,7 +192,7 @@ class _State:
         self.taken = set(program.values)
         fixed = {*program.inputs, *program.constants}
         fixed |= {name for name in program.values if program.is_output(name)}
-        self.kept = {t.name for t in program.tasks if self.on_cpu and _multiplies_values(t.group)}
+        self.kept = {t.name for t in program.tasks if self.on_cpu and self._stays(t.group)}
         for task in program.tasks:
             if task.group.is_sequential or task.name in self.kept:
                 fixed |= {program.place(v)[0] for v in (task.result, *task.operands.values())}
@@ -221,6 +224,11 @@ class _State:
             if name not in program.inputs and program.place(name)[0] in results
             and program.values[name].dtype == 'f32' and self._is_factor(name)
         }  # fmt: skip
+
+    def _stays(self, group: Group) -> bool:
+        """Whether a CPU has no kernel for the products of a group in halves."""
+        tiled = self.dtype == 'bf16' and attends(group, LEAST_ROWS)
+        return _multiplies_values(group) and not tiled
 
     def _is_factor(self, name: str) -> bool:
         """Whether some task multiplies a value by weights."""

@@ -85,6 +85,7 @@ FUSIONS: dict[str, tuple[str, ...]] = {
 }
 # On a GPU chains do not pay yet (docs/deepcuts.md).
 _DEFAULTS = {'cpu': 'all'}
+MOST_AXES = 3  # of rows, one behind the other; images have more
 HALF = 'half'  # a pass that only a precision asks for
 # What CPUs leave out with it: kernels of f16 take images as they are, channels last, one by one.
 _NOT_IN_HALF = ('prologue', 'chain', 'layout')
@@ -99,10 +100,24 @@ def with_half(passes: ProgramPasses, dtype: str, on_cpu: bool = False) -> Progra
         if not on_cpu or name not in _NOT_IN_HALF:
             made[name] = one
         if name == 'fuse':
+            if on_cpu and dtype == 'bf16':
+                made[name] = lambda program, cost: fuse(program, _by_bytes(cost))
             made[HALF] = lambda program, _: share(halved(program, dtype, on_cpu))
         if name == 'channels_last' and on_cpu:
             made[name] = lambda program, cost, one=one: quantised_at_once(one(program, cost))
     return made
+
+
+def _by_bytes(cost: Cost) -> Cost:
+    """Groups without images by what they move: behind products in tiles, which wait for memory,
+    nothing else counts.
+    """
+
+    def price(group: Group) -> float:
+        images = any(len(t.shape) > MOST_AXES for t in group.tensors)
+        return cost(group) if images else float(group.compulsory_bytes)
+
+    return price
 
 
 def with_narrow(

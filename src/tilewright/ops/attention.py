@@ -98,6 +98,11 @@ def why_no_attention(group: Group) -> str:
     return ''
 
 
+def attends(group: Group, rows: int) -> bool:
+    """Whether a group is an attention of at least so many rows."""
+    return not why_no_attention(group) and read_attention(group).sizes[ROW] >= rows
+
+
 @lru_cache(maxsize=256)  # asked for by plans, models and words alike
 def read_attention(group: Group) -> Attention:
     """[Group] -> [Attention]; SpecError for anything else."""

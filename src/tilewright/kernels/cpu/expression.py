@@ -77,10 +77,15 @@ def narrowed(text: str, dtype: str) -> str:
 
 
 class Typed:
-    """C texts of expressions; collects the functions that they call."""
+    """C texts of expressions; collects the functions that they call.
 
-    def __init__(self) -> None:
+    Results that are rounded to 16 bits are `near`: functions are then those whose errors are small
+    beside that, where there are such.
+    """
+
+    def __init__(self, near: bool = False) -> None:
         self.functions: dict[str, None] = {}
+        self._near = near
 
     def text(
         self, expr: Expr, reads: Sequence[tuple[str, str]], iterators: Mapping[str, str]
@@ -190,6 +195,8 @@ class Typed:
             return f'(isnan({args[0]}) != 0)'
         if op == 'isinf':
             return f'(isinf({args[0]}) != 0)'
+        if self._near and known(f'{op}_near_{dtype}'):
+            return self._function(f'{op}_near_{dtype}', args)
         if known(f'{op}_{dtype}'):
             return self._function(f'{op}_{dtype}', args)
         assert op in _NAMED, op

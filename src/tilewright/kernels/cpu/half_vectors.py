@@ -152,7 +152,8 @@ def _plain_bytes(stored: Stored, inverse: str) -> str:
 def half_value(group: Group, vector: str, isa: Isa) -> HalfValue | None:
     """[Group] -> [HalfValue]; None where operands are of other types, or do not lie along lanes."""
     made, stored = as_stored(group)
-    found, kinds = plan_vector_epilogue(made), MOVES[isa.arch]
+    found = plan_vector_epilogue(made, near=made.output.dtype == 'bf16')
+    kinds = MOVES[isa.arch]
     strange = any(i.stride(vector) not in (0, 1) or i.dtype not in kinds for i in found.operands)
     if strange or made.output.dtype not in kinds:
         return None

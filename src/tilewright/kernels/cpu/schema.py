@@ -211,6 +211,8 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',
+        f'{_FOLDERS}.attention_tiles:ATTENTION_TILES',
+        f'{_FOLDERS}.rows:ROWS',
     ),
 )
 

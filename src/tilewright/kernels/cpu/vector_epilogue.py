@@ -89,6 +89,11 @@ class VectorTexts:
     _helpers: list[tuple[str, int]] = field(default_factory=list)
     _typed: Typed = field(default_factory=Typed)
 
+    @classmethod
+    def of(cls, near: bool) -> VectorTexts:
+        """Texts whose functions are those of `Typed(near)`."""
+        return cls(_typed=Typed(near))
+
     def text(self, expr: Expr, reads: list[str]) -> str:
         """The expression of a stage over the C texts of what it reads."""
         if _is_vector(expr):
@@ -107,12 +112,14 @@ class VectorTexts:
         )
 
 
-def plan_vector_epilogue(group: Group) -> VectorEpilogue:
-    """[Group] -> [VectorEpilogue]; ScheduleError where a stage is no epilogue."""
+def plan_vector_epilogue(group: Group, near: bool = False) -> VectorEpilogue:
+    """[Group] -> [VectorEpilogue]; ScheduleError where a stage is no epilogue. `near`: of results
+    that are rounded so that functions may be off by little (`Typed`).
+    """
     operands = plan_epilogue(group, text=lambda stage, texts: 'value').operands
     names = iter(item.name for item in operands)
     values = {group.main.write.tensor: 'value'}
-    made, text = VectorTexts(), 'value'
+    made, text = VectorTexts.of(near), 'value'
     for stage in group.epilogue:
         reads = [values.get(a.tensor) or f'{next(names)}_v' for a in stage.reads]
         text = values[stage.write.tensor] = made.text(stage.expr, reads)

@@ -16,6 +16,7 @@ import math
 
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.schemas.attention.plan import AttentionPlan, plan_attention
+from tilewright.kernels.cpu.schemas.attention_tiles.plan import plan_tiled_attention
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.general_time import POINT_CYCLES, SMOOTH_CYCLES, _expression
@@ -69,6 +70,29 @@ def predict_attention(group: Group, schedule: Schedule, machine: Machine) -> Pre
         per_cycle = isa.flops_per_cycle * schedule.threads
         cycles += SEEN * again / rate * machine.peak_gflops(schedule.threads) / per_cycle
     return roofline(group, schedule, machine, cycles, flops, moved)
+
+
+def predict_tiled_attention(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
+    """[Group, Schedule, Machine] -> [Prediction] of attention in tiles, which all but never wait
+    for memory: rows of tiles, exponentials, words that are packed.
+    """
+    p = plan_tiled_attention(group, schedule)
+    seen = machine if machine.isa == schedule.isa else machine.in_tiles('bf16')
+    part, share = part_extents(p.form.values, schedule), seen_share(p)
+    stacked = math.prod(part[d] for d in p.form.stack)
+    rows, keys = part[ROW], p.size(KEY) * share
+    points, lanes = stacked * rows * keys, p.lanes
+    flops = 2.0 * points * (p.size(DEPTH) + p.size(COLUMN)) * schedule.threads
+    lines = sum(_expression(s.expr, lanes) for s in p.form.between)
+    cycles = points * (lines + (SMOOTH_CYCLES + 8 * POINT_CYCLES) / lanes)
+    cycles += stacked * rows * math.ceil(keys / p.keys) * ROW_CYCLES
+    tiles = math.ceil(rows / p.high) * p.high * math.ceil(keys / p.width) * p.width
+    cycles += stacked * tiles * (p.deep + p.columns / 2) / (BUSY * lanes * lanes)
+    packed = math.prod(part[d] for d in p.packed_by) * p.size(KEY)
+    cycles += PACK_CYCLES * packed * (p.deep + p.columns / 2) / lanes
+    calls = stacked * math.ceil(rows / p.high) * (math.ceil(keys / p.width) + p.columns / p.width)
+    cycles += calls * CALL_CYCLES
+    return roofline(group, schedule, seen, cycles, flops, float(group.compulsory_bytes))
 
 
 def seen_share(p: AttentionPlan) -> float:

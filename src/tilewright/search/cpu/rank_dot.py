@@ -27,6 +27,7 @@ from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import Candidate
 from tilewright.search.cpu.rank_outer import rank_tiled
+from tilewright.search.cpu.rank_tile_rows import rank_tile_rows
 
 ALIKE = 8  # schedules of which the one that reads weights least often is taken,
 NEAR = 1.03  # where their times are predicted so near to each other
@@ -48,7 +49,12 @@ def rank_dot(
         ways.append((tiles, machine.in_tiles(image), image, True))
     made = []
     for form, seen, dtype, same in ways:
-        for candidate in rank_tiled(form.group, seen, threads, max(top, ALIKE)):
+        rows = rank_tile_rows(form.group, seen, threads)[:top] if ISAS[seen.isa].rows else []
+        for schedule in rows:
+            schedule = replace(schedule, schema='dot', dtype=dtype, accumulation='i32')
+            made.append(Candidate(schedule, predict_dot(flat, schedule, machine)))
+        tiled = () if rows else rank_tiled(form.group, seen, threads, max(top, ALIKE))
+        for candidate in tiled:
             contraction = contract(form.group, candidate.schedule.vector)
             stays = same and form.in_place and not reads_outside(form.group, contraction)
             schedule = replace(

@@ -1,7 +1,8 @@
 """From a group of bf16 to ranked schedules in tiles: those of the outer products of its words.
 
 Goes in: a group of bf16 products, a machine, a thread count. Comes out: `Candidate`s, best first.
-Where words lie in place, nothing is copied, as with integers (search/cpu/rank_dot.py).
+Where words lie in place, nothing is copied, as with integers (search/cpu/rank_dot.py); rows of a
+product have schedules of their own (search/cpu/rank_tile_rows.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.search.cpu.rank import Candidate
 from tilewright.search.cpu.rank_dot import ALIKE, fewest_passes
 from tilewright.search.cpu.rank_outer import rank_tiled
+from tilewright.search.cpu.rank_tile_rows import rank_tile_rows
 
 
 def rank_tiles(
@@ -32,8 +34,13 @@ def rank_tiles(
     form = in_words(flat, PRODUCTS) if machine.bf16 else None
     if form is None or why_no_tiles(form):
         return ()
-    made = []
-    for candidate in rank_tiled(form.group, machine.in_tiles('bf16'), threads, max(top, ALIKE)):
+    seen, made = machine.in_tiles('bf16'), []
+    for schedule in rank_tile_rows(form.group, seen, threads)[:top]:
+        schedule = replace(schedule, schema='tiles', dtype='bf16', accumulation='f32')
+        made.append(Candidate(schedule, predict_tiles(flat, schedule, machine)))
+    if made:
+        return tuple(made)
+    for candidate in rank_tiled(form.group, seen, threads, max(top, ALIKE)):
         contraction = contract(form.group, candidate.schedule.vector)
         stays = form.in_place and not reads_outside(form.group, contraction)
         schedule = replace(

@@ -70,7 +70,8 @@ class MicroKernel:
     `fetch`, where it is not 0, is how many floats of what comes next an iteration asks for, on its
     way into the second cache; the function then has a further argument that says where they lie.
     Where that `varies`, it is the most that an iteration may ask for, and the function is also told
-    how many bytes lie between what two iterations ask for.
+    how many bytes lie between what two iterations ask for. Kernels of tiles ask for lines that are
+    `fetch_apart` floats from each other, and for those behind them in the next iteration.
 
     `stored` is what vectors of `b` are in memory: those of f16 or bf16 are widened as they are
     loaded, and offsets in them count such numbers.
@@ -97,6 +98,7 @@ class MicroKernel:
     accumulation: str = 'f32'
     fetch: int = 0
     varies: bool = False
+    fetch_apart: int = 0
     stored: str = 'f32'
     finish: Finish | None = None
     deep: int = 0

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.contraction import Contraction
 from tilewright.kernels.cpu.isa import micro
+from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.machine.isa import ISAS, TILE_ROWS, Isa
 
 REGISTERS = 8
@@ -35,7 +36,7 @@ LEAST_ROWS = 8  # what multiplying a tile of fewer rows takes
 AHEAD_BYTES = 8192  # how far ahead weights are asked for: they are used once in a pass over them
 MOST_SUMS = 4  # tiles of sums; the others hold what is multiplied
 MACROS = (
-    'TILE_CONFIG', 'TILE_ZERO', 'TILE_LOAD', 'TILE_STORE', 'TILE_DOT', 'TILE_AHEAD',
+    'TILE_CONFIG', 'TILE_ZERO', 'TILE_LOAD', 'TILE_STORE', 'TILE_DOT', 'TILE_AHEAD', 'TILE_NEXT',
 )  # fmt: skip
 DOTS = {'u8': 'tdpbusd', 'i8': 'tdpbssd', 'bf16': 'tdpbf16ps'}
 
@@ -201,7 +202,11 @@ def emit(kernel: micro.MicroKernel) -> str:
         if not turns:
             inner.append(f'TILE_LOAD({weights}, b + {v * kernel.lanes}, {4 * width});')
         inner.append(f'TILE_DOT({m * vectors + v}, {image}, {weights});')
-    if kernel.b_ahead:
+    if kernel.fetch:
+        lines = kernel.fetch // LINE_FLOATS
+        body.append(f'        TILE_NEXT(next, {lines}, {4 * kernel.fetch_apart});')
+        body.append(f'        next += {LINE_FLOATS};')
+    elif kernel.b_ahead:
         body.append(f'        TILE_AHEAD(b, {4 * kernel.deep * width});')
     body += [f'        {line}' for line in inner]
     body.append(f'        b += {kernel.deep * width};')
@@ -244,9 +249,10 @@ _X86 = """\
     __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(to), "r"((long)(step)) : "memory")
 #define TILE_DOT(c, a, b) __asm__ volatile("@dot@ %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
-#define TILE_AHEAD(from, bytes) \\
-    for (long j = 0; j < (bytes); j += 64) \\
-    __builtin_prefetch((const char *)(from) + @ahead@ + j, 0, 2)
+#define TILE_NEXT(from, lines, apart) \\
+    for (long j = 0; j < (lines); j++) \\
+    __builtin_prefetch((const char *)(from) + j * (apart), 0, 2)
+#define TILE_AHEAD(from, bytes) TILE_NEXT((const char *)(from) + @ahead@, (bytes) / 64, 64)
 
 /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): given to a process once and for all. */
 static void tiles_begin(void)
@@ -270,6 +276,7 @@ _PLAIN = """\
 #define TILE_ZERO(t) memset(tile_state[t].data, 0, sizeof tile_state[t].data)
 #define TILE_LOAD(t, from, step) tile_load(&tile_state[t], from, step)
 #define TILE_STORE(t, to, step) tile_store(&tile_state[t], to, step)
+#define TILE_NEXT(from, lines, apart) (void)(from)
 #define TILE_AHEAD(from, bytes)
 #define TILE_DOT(c, a, b) tile_dot(&tile_state[c], &tile_state[a], &tile_state[b])
 

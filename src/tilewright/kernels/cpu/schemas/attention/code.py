@@ -16,6 +16,8 @@ scores are all -inf has a total of 0, and is NaN as a softmax is; NaN reaches th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.expression import C_TYPES, Typed
 from tilewright.kernels.cpu.functions import write_functions
@@ -28,6 +30,8 @@ from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.attention import COLUMN, DEPTH, KEY, ROW
 from tilewright.ops.stage import Access
 
+Pointer = Callable[[str], str]  # where a tensor lies, as a C expression
+
 
 def generate(p: AttentionPlan) -> str:
     """[AttentionPlan] -> [C source]"""
@@ -36,7 +40,7 @@ def generate(p: AttentionPlan) -> str:
     operands = write_weights(body, p, typed)
     places = abi.constant_places(p.group, '', 0)
     body.open('void tw_pack(const float *const *constants, float *packed)')
-    floats = _write_constants(body, p, places)
+    floats = write_constants(body, p, places)
     body.close()
     body.line()
     abi.write_sizes(body, p.schedule.threads, p.scratch_floats, floats)
@@ -54,7 +58,7 @@ def generate(p: AttentionPlan) -> str:
     return writer.text()
 
 
-def _write_constants(writer: Writer, p: AttentionPlan, places: dict[str, int]) -> int:
+def write_constants(writer: Writer, p: AttentionPlan, places: dict[str, int]) -> int:
     """Constants are copied as they are, whatever their dtype; comes out: floats of all of them."""
     if not places:
         writer.line('(void)constants, (void)packed;')
@@ -110,8 +114,8 @@ def _write_part(
         low, high = nest.at(d)
         writer.open(f'for (long {d} = {low}; {d} < {high}; {d}++)')
     keys, columns = p.form.keys, p.form.columns
-    writer.line(f'const float *k_at = {pointer(keys.tensor)} + {_at(p, keys, p.form.stack)};')
-    v_at = f'{pointer(columns.tensor)} + {_at(p, columns, p.form.stack)}'
+    writer.line(f'const float *k_at = {pointer(keys.tensor)} + {place_of(p, keys, p.form.stack)};')
+    v_at = f'{pointer(columns.tensor)} + {place_of(p, columns, p.form.stack)}'
     writer.line(f'const float *v_at = {v_at};')
     if not p.direct:
         writer.line('pack_keys(k_at, k_panels);')
@@ -128,17 +132,19 @@ def _write_part(
     writer.close(len(p.form.stack) + 2)
 
 
-def _at(p: AttentionPlan, access: Access, names: tuple[str, ...]) -> str:
+def place_of(p: AttentionPlan, access: Access, names: tuple[str, ...]) -> str:
     """The offset of an access at a point of some iterators."""
     strides = p.strides(access)
     return total([*(scaled(d, strides[d]) for d in names), str(strides.const)])
 
 
-def _write_rows(writer: Writer, p: AttentionPlan, pointer) -> None:
+def _write_rows(writer: Writer, p: AttentionPlan, pointer: Pointer) -> None:
     """The rows of a block, copied; those of the last tile that are not there are zero."""
     access = p.form.queries
     strides, depth = p.strides(access), p.size(DEPTH)
-    writer.line(f'const float *q_at = {pointer(access.tensor)} + {_at(p, access, p.form.stack)};')
+    writer.line(
+        f'const float *q_at = {pointer(access.tensor)} + {place_of(p, access, p.form.stack)};'
+    )
     writer.line(f'const long tiles = (rows + {p.high - 1}) / {p.high};')
     writer.open('for (long r = 0; r < rows; r++)')
     first = total([scaled('(i_block + r)', strides[ROW])])
@@ -158,18 +164,13 @@ def _write_rows(writer: Writer, p: AttentionPlan, pointer) -> None:
 
 
 def _write_keys(
-    writer: Writer, p: AttentionPlan, operands: list[tuple[str, Access]], pointer
+    writer: Writer, p: AttentionPlan, operands: list[tuple[str, Access]], pointer: Pointer
 ) -> None:
     """The blocks of keys that one of the rows sees."""
-    end = str(p.size(KEY))
-    if p.form.causal is not None:
-        end = f'min_long({end}, i_block + rows + {p.form.causal})'
-    writer.line(f'const long end = {end};')
-    writer.open(f'for (long j_block = 0; j_block < end; j_block += {p.keys})')
-    writer.line(f'const long count = min_long({p.keys}, end - j_block);')
+    write_key_blocks(writer, p)
     for product in (0, 1):
         if product:
-            _write_weigh(writer, p, operands, pointer)
+            write_weighing(writer, p, operands, pointer)
         if p.direct:
             call = 'score_rows(q_rows, k_at' if product == 0 else 'sum_rows(scores, v_at'
             buffer = 'scores' if product == 0 else 'sums'
@@ -179,6 +180,16 @@ def _write_keys(
         else:
             _write_sums(writer, p)
     writer.close()
+
+
+def write_key_blocks(writer: Writer, p: AttentionPlan) -> None:
+    """Opens the loop over blocks of keys that one of the rows sees."""
+    end = str(p.size(KEY))
+    if p.form.causal is not None:
+        end = f'min_long({end}, i_block + rows + {p.form.causal})'
+    writer.line(f'const long end = {end};')
+    writer.open(f'for (long j_block = 0; j_block < end; j_block += {p.keys})')
+    writer.line(f'const long count = min_long({p.keys}, end - j_block);')
 
 
 def _write_products(writer: Writer, p: AttentionPlan) -> None:
@@ -192,8 +203,8 @@ def _write_products(writer: Writer, p: AttentionPlan) -> None:
     writer.close(2)
 
 
-def _write_weigh(
-    writer: Writer, p: AttentionPlan, operands: list[tuple[str, Access]], pointer
+def write_weighing(
+    writer: Writer, p: AttentionPlan, operands: list[tuple[str, Access]], pointer: Pointer
 ) -> None:
     given = ''
     for _, access in operands:

@@ -24,6 +24,7 @@ from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.attention.plan import AttentionPlan
 from tilewright.kernels.cpu.writer import Writer, scaled
+from tilewright.machine.isa import ISAS
 from tilewright.ops.attention import KEY, ROW
 from tilewright.ops.stage import Access
 
@@ -49,11 +50,7 @@ static float largest(const float *row, long count)
             const tile_bits more = score > top[u];
             top[u] = (tile_v)(((tile_bits)score & more) | ((tile_bits)top[u] & ~more));
         }
-    float found = -INFINITY;
-    for (int u = 0; u < UNITS; u++)
-        for (int lane = 0; lane < LANES; lane++)
-            found = top[u][lane] > found ? top[u][lane] : found;
-    return found;
+    LARGEST
 }
 
 /* row[n] = e^(row[n] - by) of whole tiles, none of which is above `by`; comes out: their sum. */
@@ -82,12 +79,27 @@ POLYNOMIAL
     }
     for (int u = 1; u < UNITS; u++)
         sums[0] += sums[u];
-    float sum = 0.0f;
-    for (int lane = 0; lane < LANES; lane++)
-        sum += sums[0][lane];
-    return sum;
+    SUM
 }
 """
+# How lanes are joined: in five steps on AVX-512, else one by one.
+_LARGEST = """\
+float found = -INFINITY;
+    for (int u = 0; u < UNITS; u++)
+        for (int lane = 0; lane < LANES; lane++)
+            found = top[u][lane] > found ? top[u][lane] : found;
+    return found;"""
+_SUM = """\
+float sum = 0.0f;
+    for (int lane = 0; lane < LANES; lane++)
+        sum += sums[0][lane];
+    return sum;"""
+_WIDE_LARGEST = """\
+for (int u = 1; u < UNITS; u++)
+        top[0] = (tile_v)_mm512_max_ps((__m512)top[0], (__m512)top[u]);
+    return _mm512_reduce_max_ps((__m512)top[0]);"""
+_WIDE_SUM = 'return _mm512_reduce_add_ps((__m512)sums[0]);'
+_WIDE = 64  # bytes of a vector of AVX-512
 
 
 def write_weights(writer: Writer, p: AttentionPlan, typed: Typed) -> list[tuple[str, Access]]:
@@ -97,7 +109,12 @@ def write_weights(writer: Writer, p: AttentionPlan, typed: Typed) -> list[tuple[
     steps += [f'p[u] = p[u] * r[u] + {one};' for one in others[1:]]
     loop = 'for (int u = 0; u < UNITS; u++)'
     polynomial = '\n'.join(f'        {loop}\n            {step}' for step in steps)
+    wide = ISAS[p.schedule.isa].arch == 'x86_64' and 4 * p.lanes == _WIDE
+    if wide:
+        writer.lines += ['#include <immintrin.h>', '']
     text = _FUNCTIONS.replace('POLYNOMIAL', polynomial)
+    text = text.replace('LARGEST', _WIDE_LARGEST if wide else _LARGEST)
+    text = text.replace('SUM\n', f'{_WIDE_SUM if wide else _SUM}\n')
     sizes = {'UNITS': p.width // p.lanes, 'WIDTH': p.width, 'LANES': p.lanes, 'BYTES': 4 * p.lanes}
     for name, size in sizes.items():
         text = text.replace(name, str(size))
@@ -142,6 +159,13 @@ def _write_weigh(writer: Writer, p: AttentionPlan, typed: Typed) -> list[tuple[s
     writer.line('for (long n = count; n < whole; n++)')
     writer.line('    row[n] = -INFINITY;')
     writer.line('const float top = largest(row, whole);')
+    if p.size(KEY) <= p.keys:  # no other block
+        writer.line('(void)sums;')
+        writer.line('*peak = top;')
+        writer.line('*sum = exponentials(row, whole, top == -INFINITY ? 0.0f : top);')
+        writer.close()
+        writer.line()
+        return operands
     writer.line('const float old = *peak, most = old > top ? old : top;')
     writer.line('const float by = most == -INFINITY ? 0.0f : most;')
     writer.line('const float added = exponentials(row, whole, by);')

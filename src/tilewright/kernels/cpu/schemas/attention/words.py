@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.kernels.cpu.schemas.attention.plan import plan_attention
+from tilewright.kernels.cpu.schemas.attention.plan import AttentionPlan, plan_attention
 from tilewright.machine.machine import bytes_text
 from tilewright.ops.attention import DEPTH, KEY, ROW
 from tilewright.ops.group import Group
@@ -11,7 +11,11 @@ from tilewright.schedule.schedule import Schedule
 
 def attention_lines(group: Group, schedule: Schedule) -> list[str]:
     """Loops over stacked points, blocks of rows and blocks of keys."""
-    p = plan_attention(group, schedule)
+    return attention_words(plan_attention(group, schedule))
+
+
+def attention_words(p: AttentionPlan) -> list[str]:
+    """The loops of a plan."""
     lines = [f'for each of {p.size(d)} ({d}):' for d in p.packed_by]
     lines = ['  ' * depth + line for depth, line in enumerate(lines)]
     depth = len(lines)

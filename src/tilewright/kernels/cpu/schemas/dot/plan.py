@@ -20,8 +20,9 @@ from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.isa.tiles import depth
 from tilewright.kernels.cpu.nest import part_extents
+from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Epilogue, Operand, typed_epilogue
-from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, plan_outer
+from tilewright.kernels.cpu.schemas.outer.plan import Ahead, OuterPlan, plan_outer
 from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
 from tilewright.kernels.cpu.whole_vectors import BITS, WholeValue, vector_value
@@ -158,7 +159,7 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
         result=C_TYPES[group.output.dtype],
         whole=vector,
         # For which there are micro-kernels of floats.
-        ahead=None if isa.by_lane or isa.rows else words.ahead,
+        ahead=None if isa.by_lane else words.ahead,
     )
     return DotPlan(group, words, form, dot.products, flips, whole)
 
@@ -184,7 +185,19 @@ def with_tiles(words: OuterPlan) -> OuterPlan:
                 f'{words.group.label}: tile {loop}={level.tile[loop]} of {level.name} is not a '
                 f'multiple of the {deep} words that tiles multiply at once'
             )
-    return replace(words, deep=deep, taps=taps)
+    return replace(words, deep=deep, taps=taps, ahead=_in_streams(words, deep))
+
+
+def _in_streams(words: OuterPlan, deep: int) -> Ahead | None:
+    """What tiles ask for ahead, `deep` words at a time: the next panel in as many streams as there
+    are lines for each of them.
+    """
+    ahead, panels = words.ahead, words.panels
+    if ahead is None or words.contraction.unrolled:
+        return None
+    steps, floats = ahead.shares * panels.points // deep, panels.points * panels.width
+    lines = -(-floats // (steps * LINE_FLOATS))
+    return replace(ahead, distance=floats, floats=lines * LINE_FLOATS, apart=steps * LINE_FLOATS)
 
 
 def _strides(group: Group, words: OuterPlan) -> dict[str, int]:

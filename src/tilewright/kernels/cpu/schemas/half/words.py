@@ -89,5 +89,5 @@ def with_epilogue(group: Group, words: OuterPlan) -> OuterPlan:
         vector = replace(vector, epilogue=replace(vector.epilogue, functions=()))
     return replace(
         words, epilogue=epilogue, quick=None, result=C_TYPES[group.output.dtype], whole=vector,
-        ahead=None,
+        ahead=words.ahead if words.deep else None,
     )  # fmt: skip

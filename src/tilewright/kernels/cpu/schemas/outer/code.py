@@ -24,6 +24,7 @@ from tilewright.kernels.cpu.isa.neon_done import can_finish, emit_done
 from tilewright.kernels.cpu.isa.neon_near import emit_near
 from tilewright.kernels.cpu.isa.neon_near import why_not as why_not_near
 from tilewright.kernels.cpu.nest import Nest
+from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
 from tilewright.kernels.cpu.schemas.outer.finish import Finished
@@ -150,6 +151,7 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         dtype=p.schedule.dtype,
         accumulation=p.schedule.accumulation,
         fetch=p.ahead.most or p.ahead.floats if p.ahead else 0,
+        fetch_apart=p.ahead.apart if p.ahead else 0,
         varies=p.ahead is not None and p.ahead.most > 0,
         stored=p.stored,
         b_ahead=_weights_ahead(p),
@@ -218,19 +220,24 @@ def write_nest(writer: Writer, p: OuterPlan, pointer: Callable[[str], str], fill
         writer.line(f'float *panels = accumulators + {abi.aligned(p.acc_floats)};')
         ranges = ', '.join(text for d in (c.vector, *p.loose) for text in nest.at(d))
         writer.line(f'pack_panels({pointer(c.b.tensor)}, panels, {ranges});')
-    origin = _open_bands(writer, p, nest, fill)
+    origin, kept = _open_bands(writer, p, nest, fill)
     reg = schedule.reg
     for name in reg.order:
         if name in stage.parallel:
             nest.open_loop(reg, name)
-    _write_tile(writer, p, nest, origin)
+    _write_tile(writer, p, nest, origin, kept)
     nest.close()
     if p.deep:
         writer.line('tiles_end();')
 
 
-def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str, str]:
-    """Open every cache band; pack behind the last loop that moves the operand's tile."""
+def _open_bands(
+    writer: Writer, p: OuterPlan, nest: Nest, fill: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Open every cache band; pack behind the last loop that moves the operand's tile.
+
+    Comes out: the first indices of that tile, and of the one whose sums are kept.
+    """
     c, schedule = p.contraction, p.schedule
     names = [level.name for level in schedule.levels]
     first = names.index(schedule.pack) if schedule.pack else 0
@@ -246,6 +253,7 @@ def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str
             if name in c.a.names if cuts else last:
                 moving = probe.opened
     origin: dict[str, str] = {}
+    kept: dict[str, str] = {}
 
     def pack_here() -> None:
         origin.update(nest.starts())
@@ -260,7 +268,9 @@ def _open_bands(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> dict[str
             nest.open_loop(level, name)
             if nest.opened == moving:
                 pack_here()
-    return origin
+        if level.name == p.kept:
+            kept = nest.starts()
+    return origin, kept
 
 
 def _write_fill(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> None:
@@ -276,7 +286,9 @@ def _write_fill(writer: Writer, p: OuterPlan, nest: Nest, fill: str) -> None:
     writer.line(fill)
 
 
-def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]) -> None:
+def _write_tile(
+    writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str], kept: dict[str, str]
+) -> None:
     """One register tile: pointers, micro-kernel, store."""
     c, panels, stage = p.contraction, p.panels, p.group.main
     sizes, v = stage.sizes, c.vector
@@ -310,12 +322,11 @@ def _write_tile(writer: Writer, p: OuterPlan, nest: Nest, origin: dict[str, str]
         _write_calls(writer, p, nest, width)
         return
     if p.persistent:
+        first = kept or {d: nest_part(p, d) for d in stage.parallel}
         place = [
-            scaled(f'({at(d)} - {nest_part(p, d)})', p.acc_strides[d])
-            for d in stage.parallel
-            if d != v
+            scaled(f'({at(d)} - {first[d]})', p.acc_strides[d]) for d in stage.parallel if d != v
         ]
-        place.append(f'({at(v)} - {nest_part(p, v)})')
+        place.append(f'({at(v)} - {first[v]})')
         writer.line(f'float *acc = accumulators + {total(place)};')
     elif not all(is_done(p, *v) for v in variants(p)):
         writer.line('float *acc = accumulators;')
@@ -394,15 +405,18 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
         arguments += f', {_out(p)} + {_result_place(p, nest)}, {count}, {", ".join(pointers)}'
     else:
         arguments += f', acc, {count}, {again}'
-    if p.deep:
-        arguments += ', &shape'
     if p.ahead:
         share = f'({at(p.ahead.dim)[0]} - {p.ahead.start}) / {p.ahead.tile} * ({count})'
         place = total([f'({linear}) * {width}', str(p.ahead.distance)])
-        kind = micro.WEIGHT_TYPES[p.stored]
-        writer.line(f'const {kind} *next = weights + {place} + {share} * {p.ahead.floats};')
+        kind, floats = micro.WEIGHT_TYPES[p.stored], str(p.ahead.floats)
+        if p.ahead.apart:  # by lines of all tiles so far
+            share = f'({scaled(f"({linear})", p.ahead.shares)} + {share}) / {p.deep}'
+            place, floats = str(p.ahead.distance), str(LINE_FLOATS)
+        writer.line(f'const {kind} *next = weights + {place} + {share} * {floats};')
         arguments += ', next'
         arguments += f', {p.ahead.floats} * sizeof *next' if p.ahead.most else ''
+    if p.deep:
+        arguments += ', &shape'
     _dispatch(
         writer,
         p,

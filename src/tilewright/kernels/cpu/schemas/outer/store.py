@@ -113,7 +113,7 @@ def fetched(p: OuterPlan) -> tuple[EpilogueOperand, ...]:
     """
     along = [d for d, stride in p.out_strides.items() if stride == 1]
     found = tuple(i for i in p.epilogue.operands if along and i.stride(along[0]) == 1)
-    if p.sums == p.result == 'float':
+    if p.sums == p.result == 'float' and not p.deep:
         return found
     # Several operands have one number for each channel, which stay near.
     return tuple(i for i in found if any(i.stride(d) for d in p.contraction.pixels))
