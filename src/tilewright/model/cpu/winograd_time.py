@@ -132,12 +132,18 @@ def _input_row(shape: Geometry, isa: Isa, widest: int, columns: int) -> float:
     second = 0
     for part in across.parts:
         f = part.f
-        if across.stride > 1:  # every stride-th element: loads, a shuffle, a store
+        spread = lanes > 4 and across.stride <= 2  # inputs are picked out of rows in registers
+        if across.stride > 1 and not (spread and part.shared == 1):
+            # Every stride-th element: loads, a shuffle, a store.
             second += -(-(columns * f.m + f.t - f.m) // lanes) * 3
         elif part.shared > 1:
             second += -(-columns * f.m // lanes)
         if part.shared == 1:
-            shuffles = 0 if f.m == 1 else 3 * f.t if lanes > 4 else 2 * f.t
+            shuffles = 0 if f.m == 1 else 2 * f.t
+            if lanes > 4 and f.m > 1:  # of every two vectors one, and one of every two of those
+                shuffles = f.t * (2 * -(-f.m // 2) - 1)
+            if spread and across.stride > 1:
+                shuffles += f.m * -(-f.t // f.m)
             second += -(-columns // lanes) * (_operations(f)[0] + f.t + shuffles)
     lines = shape.t * columns / 16
     each = ROW_CYCLES + VECTOR_CYCLES * (first + down.t * second) + LINE_CYCLES * lines

@@ -103,11 +103,13 @@ def executor(locked: bool = False) -> ctypes.CDLL:
     return library
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """An uninitialised array whose data begins on a cache line."""
+def aligned_empty(
+    shape: tuple[int, ...], dtype: Any = np.float32, alignment: int = ALIGNMENT
+) -> np.ndarray:
+    """An uninitialised array whose data begins on a cache line, or on a multiple of `alignment`."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    raw = np.empty(size + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
     return raw[start : start + size].view(dtype).reshape(shape)
 
 

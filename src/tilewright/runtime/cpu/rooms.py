@@ -11,6 +11,8 @@ import numpy as np
 from tilewright.errors import ModelError
 from tilewright.runtime.cpu.calls import ALIGNMENT, aligned_empty, renew_in_children
 
+HUGE_BYTES = 2 << 20  # of a huge page
+
 
 class SharedMemory:
     """Memory that networks of several sizes have in turns, and constants that they all read."""
@@ -70,12 +72,18 @@ def together(network: str, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def room(network: str, what: str, size: int) -> np.ndarray:
-    """Memory for a network, if this machine has so much."""
+    """Memory for a network, if this machine has so much.
+
+    Rooms of half a huge page or more are whole ones: numpy asks for them where arrays have 4 MiB.
+    """
     there = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     try:
         if size > there:
             raise MemoryError
-        return aligned_empty((size,), np.uint8)
+        if 2 * size < HUGE_BYTES:
+            return aligned_empty((size,), np.uint8)
+        whole = -(-size // HUGE_BYTES) * HUGE_BYTES
+        return aligned_empty((whole,), np.uint8, HUGE_BYTES)[:size]
     except MemoryError:
         raise ModelError(
             f'{network} needs {size / 2**30:.1f} GiB for {what}, where this machine has '

@@ -36,7 +36,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
 from tilewright.schedule.schedule import Schedule
 
-LARGE_BYTES = 1 << 20  # of a thread's weights, which no second cache keeps from call to call
+FAR_BYTES = 1 << 18  # of weights, which in a network no near cache keeps from call to call
 UNROLLED = 9  # points of a window that are written out; of larger ones, those of a row
 
 
@@ -300,7 +300,7 @@ class PixelsPlan:
     def ahead(self) -> bool:
         """Whether weights come from afar, and enough tiles of pixels share in asking for them."""
         lines = -(-UNROLL * self.most // LINE_FLOATS)
-        far = 4 * self.packed_floats > LARGE_BYTES * self.schedule.threads
+        far = 4 * self.packed_floats >= FAR_BYTES
         return self.shape.flat and far and self.block // self.strip >= lines
 
     def kernel(self, channels: int, high: int, wide: int) -> RowKernel:

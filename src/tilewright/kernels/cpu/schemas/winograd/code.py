@@ -39,7 +39,7 @@ from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 from tilewright.ops.winograd import Geometry
 
-WEIGHTS_AHEAD = 512  # floats: weights come from afar, faster than hardware asks for them
+WEIGHTS_AHEAD = 512  # floats at least: weights come from afar, faster than hardware asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _micro(p: PointsPlan, item: Products, run: int, vectors: int) -> micro.Micro
         item.shared * p.buffers.channel_step,
         tuple(number * item.index_step for number in range(run)),
         name if item.shared == 1 else f'{name}_of{item.shared}',
-        b_ahead=WEIGHTS_AHEAD,
+        b_ahead=max(WEIGHTS_AHEAD, ISAS[p.schedule.isa].stream_bytes // 4),
         a_ahead=p.buffers.tile_step == 1,
         dtype=p.schedule.dtype,
         accumulation=p.schedule.accumulation,

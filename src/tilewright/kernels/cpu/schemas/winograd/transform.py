@@ -90,20 +90,20 @@ class Buffers(TileBuffers):
         return across.stride * max(self.reach(part.f) for part in across.parts)
 
     @property
-    def residue_floats(self) -> int:
-        """Every stride-th element of a line."""
-        return self.line // self.shape.across.stride if self.shape.across.stride > 1 else 0
+    def spreads(self) -> bool:
+        """Whether elements that are a stride apart are picked out of lines in registers."""
+        return self.lanes > 4 and self.shape.across.stride <= 2
 
     @property
-    def phase_floats(self) -> int:
-        most = max(max(p.f.m, 4) * self.positions(p.f) for p in self.shape.across.parts)
-        return -(-most // LINE) * LINE
+    def residue_floats(self) -> int:
+        """Every stride-th element of a line."""
+        stride = self.shape.across.stride
+        return self.line // stride if stride > 1 and not self.spreads else 0
 
     @property
     def work_floats(self) -> int:
-        """A row of zeros, the transformed rows, a residue of one of them, its phases."""
-        lines = self.line * (1 + self.shape.down.t)
-        return lines + self.residue_floats + self.phase_floats
+        """A row of zeros, the transformed rows, a residue of one of them."""
+        return self.line * (1 + self.shape.down.t) + self.residue_floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,22 +257,23 @@ def _write_across(writer: Writer, buffers: Buffers) -> None:
         'const float *restrict line, float *restrict spare, float *restrict v, long at, '
         'long columns, const long shared)'
     )
-    writer.line(f'float *const residue = spare, *const phases = spare + {buffers.residue_floats};')
-    writer.line('(void)residue, (void)phases;')
+    writer.line('(void)spare;')
     for part in across.parts:
         first = f'v + shared * {part.first * buffers.v_stride}'
         if part.shared > 1:  # the transform is the identity: inputs in order
             count = f'columns * {part.f.m}'
             _write_residue(writer, buffers, part, f'{first} + at * {part.shared}', count)
             continue
-        source = 'line'
-        if across.stride > 1:
-            source = 'residue'
+        source, stride = 'line', across.stride
+        if buffers.spreads:
+            source = f'line + {part.residue}' if part.residue else 'line'
+        elif stride > 1:
+            source, stride = 'spare', 1
             count = f'columns * {part.f.m} + {part.f.t - part.f.m}'
-            _write_residue(writer, buffers, part, 'residue', count)
+            _write_residue(writer, buffers, part, source, count)
         writer.open('')
         writer.line(f'float *const to = {first} + at;')
-        _write_part(writer, buffers, part.f, source)
+        _write_part(writer, buffers, part.f, source, stride)
         writer.close()
     writer.close()
     writer.line()
@@ -296,25 +297,15 @@ def _write_residue(writer: Writer, buffers: Buffers, part: Part, to: str, count:
         writer.line(f'    ({to})[x] = line[x * {stride} + {part.residue}];')
 
 
-def _write_part(writer: Writer, buffers: Buffers, f: Transform, source: str) -> None:
-    """A transform of stride 1 over tiles that are m apart in `source`."""
-    m, positions = f.m, buffers.positions(f)
-    turned = m > 1 and buffers.lanes > 4
-    if turned:
-        overlap = (f.t - 1) // m
-        writer.open(f'for (long q = 0; q < columns + {overlap}; q += 4)')
-        for first in sorted({min(i, max(m - 4, 0)) for i in range(0, m, 4)}):
-            writer.line(
-                f'transpose4({source} + q * {m} + {first}, {m}, phases + {first * positions} + q, '
-                f'{positions}, 4);'
-            )
-        writer.close()
+def _write_part(writer: Writer, buffers: Buffers, f: Transform, source: str, stride: int) -> None:
+    """A transform of inputs that are `stride` apart in `source`, over tiles that are m apart."""
+    m = f.m
     writer.open(f'for (long q = 0; q < columns; q += {buffers.lanes})')
-    if turned or m == 1:
+    if buffers.lanes > 4:
+        _write_picked(writer, buffers.lanes, f, source, stride)
+    elif m == 1:
         for b in range(f.t):
-            place = b % m * positions + b // m
-            start = 'phases' if turned else source
-            writer.line(f'const vec x{b} = *(const vec *)({start} + {place} + q);')
+            writer.line(f'const vec x{b} = *(const vec *)({source} + {b} + q);')
     else:
         for first in range(0, f.t, 4):
             _write_turned(writer, source, first, min(4, f.t - first), m)
@@ -324,6 +315,51 @@ def _write_part(writer: Writer, buffers: Buffers, f: Transform, source: str) -> 
     for j, output in enumerate(outputs):
         writer.line(f'*(vec *)(to + shared * {j * buffers.v_stride} + q) = {output};')
     writer.close()
+
+
+def _write_picked(writer: Writer, lanes: int, f: Transform, source: str, stride: int) -> None:
+    """x[b] = inputs m * (q + lane) + b of all lanes, picked out of vectors in registers.
+
+    Inputs that take part in a tile again lie m further on: they are loaded from there.
+    """
+    m = f.m
+    for shift in range(-(-f.t // m)):
+        for number in range(m):
+            place = f'{source} + (q + {shift}) * {m * stride} + {number * lanes * stride}'
+            name = f'i{shift}_{number}'
+            writer.line(f'const vec {name} = {_spread(place, lanes, stride)};')
+        for b in range(shift * m, min((shift + 1) * m, f.t)):
+            at = [divmod(m * lane + b - shift * m, lanes) for lane in range(lanes)]
+            inputs = [f'i{shift}_{number}' for number in range(m)]
+            writer.line(f'const vec x{b} = {_picked(inputs, at, lanes)};')
+
+
+def _spread(place: str, lanes: int, stride: int) -> str:
+    """A vector of every stride-th element from `place` on."""
+    if stride == 1:
+        return f'*(const vec *)({place})'
+    picks = ', '.join(str(2 * lane) for lane in range(lanes))
+    pair = f'*(const vec *)({place}), *(const vec *)({place} + {lanes})'
+    return f'__builtin_shufflevector({pair}, {picks})'
+
+
+def _picked(inputs: list[str], at: list[tuple[int, int]], lanes: int) -> str:
+    """A C expression for lane `at[n][1]` of vector `at[n][0]` in each lane n: two vectors at a time
+    to where they belong, then one of both for each lane.
+    """
+    if len(inputs) == 1:
+        return inputs[0]
+    merged = ''
+    for first in range(0, len(inputs), 2):
+        pair = inputs[first], inputs[min(first + 1, len(inputs) - 1)]
+        here = [number - first if 0 <= number - first < 2 else -1 for number, _ in at]
+        picks = [n * lanes + lane if n >= 0 else -1 for n, (_, lane) in zip(here, at, strict=True)]
+        text = f'__builtin_shufflevector({", ".join((*pair, *map(str, picks)))})'
+        if merged:
+            either = [lane + lanes * (n >= 0) for lane, n in enumerate(here)]
+            text = f'__builtin_shufflevector({", ".join((merged, text, *map(str, either)))})'
+        merged = text
+    return merged
 
 
 def _write_turned(writer: Writer, source: str, first: int, count: int, m: int) -> None:
