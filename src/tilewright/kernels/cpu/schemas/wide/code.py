@@ -17,12 +17,14 @@ from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.half_vectors import MOST_LANES as LANES
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import access_strides
-from tilewright.kernels.cpu.schemas.wide.plan import WidePlan
+from tilewright.kernels.cpu.schemas.wide.plan import LINE, WidePlan
 from tilewright.kernels.cpu.schemas.windows.plan import Tile
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.stage import COMBINERS
 
 WRITTEN_OUT = 160  # multiply-adds of a tile; in larger ones rows of a window are a loop
+# Columns of a tile may be the next channels of others: compilers would keep them for the next turn.
+_APART = '__asm__ volatile("" : : : "memory");'
 # NaN comes out where it went in: x86 gives the second of two where either is one.
 _EXTREMES = """\
 @inline@ row_v join(row_v a, row_v b)
@@ -39,6 +41,30 @@ _EXTREMES = """\
 #endif
 }
 """
+# Bits of bf16 as whole numbers in the order of the numbers, NaN of either sign before all others.
+_ORDERED = """\
+typedef uint16_t bits_v __attribute__((vector_size(64), aligned(2), may_alias));
+typedef int16_t signs_v __attribute__((vector_size(64), aligned(2), may_alias));
+@inline@ bits_v turned(bits_v x) { return x ^ ((bits_v)((signs_v)x >> 15) & 0x7fff); }
+@inline@ bits_v take_bits(const bf16_t *from)
+{
+    return turned(*(const bits_v *)from) + @first@;
+}
+@inline@ void put_bits(bf16_t *to, bits_v all) { *(bits_v *)to = turned(all - @first@); }
+@inline@ bits_v join(bits_v a, bits_v b)
+{
+#if defined(__AVX512BW__)
+    return (bits_v)_mm512_@op@_@kind@16((__m512i)a, (__m512i)b);
+#else
+    const bits_v first = (bits_v)((@order@)a @sign@ (@order@)b);
+    return (a & first) | (b & ~first);
+#endif
+}
+"""
+_KINDS = {  # what is added, the type that is compared
+    'max': ('0x7f81', 'epu', 'bits_v', '>'),
+    'min': ('0x7f', 'epi', 'signs_v', '<'),
+}
 
 
 def generate(p: WidePlan) -> str:
@@ -46,14 +72,19 @@ def generate(p: WidePlan) -> str:
     writer = Writer()
     abi.write_head(writer, p.group, p.schedule)
     p.value.write_functions(writer)
-    if p.combiner != 'sum':
+    if p.ordered:
+        first, kind, order, sign = _KINDS[p.combiner]
+        text = _ORDERED.replace('@first@', first).replace('@kind@', kind).replace('@order@', order)
+        text = text.replace('@sign@', sign).replace('@op@', p.combiner).replace('@inline@', INLINE)
+        writer.lines += [*text.splitlines(), '']
+    elif p.combiner != 'sum':
         sign = '>' if p.combiner == 'max' else '<'
         writer.lines += _EXTREMES.replace('@inline@', INLINE).replace('@op@', p.combiner).replace('@sign@', sign).splitlines()
         writer.line()
     kinds = {tile.columns: tile for tile in p.tiles}
     names = {columns: f'tile_{number}' for number, columns in enumerate(kinds)}
     for columns, tile in kinds.items():
-        _write_tile(writer, p, tile, names[columns])
+        (_write_ordered if p.ordered else _write_tile)(writer, p, tile, names[columns])
     _write_packing(writer, p)
     _write_part(writer, p, names)
     return writer.text()
@@ -77,6 +108,7 @@ def _write_tile(writer: Writer, p: WidePlan, tile: Tile, name: str) -> None:
         for r in range(p.down.taps):
             writer.line(f'const bf16_t *r{r} = rows[{r}] + at;')
     writer.open(f'for (long c = from; c < to; c += {LANES})')
+    writer.line(_APART)
     _write_sums(writer, p, tile, unrolled)
     step = access_strides(p.group, p.group.main.write)[0].get(p.across.out, 0)
     for i in range(len(tile.columns)):
@@ -92,6 +124,34 @@ def _write_tile(writer: Writer, p: WidePlan, tile: Tile, name: str) -> None:
         place = total(['out', str(i * step), 'c'])
         writer.line(f'put_{p.value.dtype}({place}, {p.value.epilogue.expression});')
         writer.close()
+    writer.close(2)
+    writer.line()
+
+
+def _write_ordered(writer: Writer, p: WidePlan, tile: Tile, name: str) -> None:
+    """One register tile of maxima or minima: columns of the window first, each once, then rows."""
+    writer.open(
+        f'static __attribute__((noinline)) void {name}(const bf16_t *const *rows, long at, '
+        f'bf16_t *restrict out, long from, long to)'
+    )
+    writer.open(f'for (long c = from; c < to; c += {LINE})')
+    writer.line(_APART)
+    columns = sorted({x for row in tile.columns for x in row if x is not None})
+    for column in columns:
+        place = f'at + {column * p.image.shape[3]} + c'
+        writer.line(f'bits_v x{column} = take_bits(rows[0] + {place});')
+        writer.line(f'for (long r = 1; r < {p.down.taps}; r++)')
+        writer.line(f'    x{column} = join(x{column}, take_bits(rows[r] + {place}));')
+    step = access_strides(p.group, p.group.main.write)[0].get(p.across.out, 0)
+    outside = number(COMBINERS[p.combiner], 'f32')
+    for i, taps in enumerate(tile.columns):
+        inside = [f'x{x}' for x in taps if x is not None]
+        text = f'take_bits((bf16_t[{LINE}]){{[0 ... {LINE - 1}] = float_bf16({outside})}})'
+        if inside:
+            text = inside[0]
+            for other in inside[1:]:
+                text = f'join({text}, {other})'
+        writer.line(f'put_bits(out + {i * step} + c, {text});')
     writer.close(2)
     writer.line()
 

@@ -8,6 +8,7 @@ those of f16 (schemas/windows): some pixels of a row times a vector of channels,
 outside the image are known as code is generated. A vector is sixteen floats: bf16 are widened as
 they are loaded, each once for all windows of the tile that it is in, and what follows sums is
 computed and rounded as behind tiles (kernels/cpu/half_vectors.py). Weights are widened ahead.
+Maxima and minima with nothing behind them are those of 16-bit numbers in the same order, 32 at once.
 """
 
 from __future__ import annotations
@@ -59,6 +60,13 @@ class WidePlan:
     @property
     def size(self) -> int:
         return self.group.main.sizes[self.channel]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it is a maximum or minimum alone, of the bits of lines of whole channels."""
+        alone = not self.value.epilogue.operands and self.value.epilogue.expression == 'value'
+        whole = self.schedule.reg.tile[self.channel] == LINE and self.size % LINE == 0
+        return self.combiner != 'sum' and alone and whole and self.value.dtype == 'bf16'
 
     @property
     def leaves(self) -> bool:
