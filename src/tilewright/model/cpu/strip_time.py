@@ -21,16 +21,17 @@ from tilewright.kernels.cpu.schemas.strip.plan import StripPlan, plan_strip, str
 from tilewright.machine.isa import ISAS, TILE_ROWS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.prediction import Boundary, Prediction, bound_times
-from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
+from tilewright.ops.integer import factors
 from tilewright.schedule.schedule import Schedule
 
-TILE_BYTES = 4 * TILE_ROWS * TILE_ROWS
-LOAD_SHARE = 0.6  # of a product: a tile that is loaded from the first cache
-STORE_CYCLES, OPERAND_CYCLES = 4.5, 2.5  # of a vector of sums, of one more operand along it
+NEAR_SHARE = 0.8  # of the first cache that weights and pixels may fill
+LOAD_SHARE = 0.3  # of a product: a tile that is loaded from the first cache
+STORE_CYCLES, OPERAND_CYCLES = 6.0, 2.5  # of a vector of sums, of one more operand along it
 CALL_CYCLES = 40  # of a micro-kernel, around its products
 HIDDEN = 0.75  # share that whatever takes longest hides of all else
+ENOUGH_STEPS = 16  # of products to store sums between: loads wait for stores that look alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,13 @@ class Parts:
     copies: float
     calls: float
     far: float
+    steps: int
 
     @property
     def total(self) -> float:
         beside = self.products, self.loads, self.stores, self.far
-        return HIDDEN * max(beside) + (1 - HIDDEN) * sum(beside) + self.copies + self.calls
+        hidden = HIDDEN * min(1.0, self.steps / ENOUGH_STEPS)
+        return hidden * max(beside) + (1 - hidden) * sum(beside) + self.copies + self.calls
 
 
 def predict_strip(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
@@ -71,6 +74,15 @@ def predict_strip(group: Group, schedule: Schedule, machine: Machine) -> Predict
     )  # fmt: skip
 
 
+def shared_bytes(group: Group, ways: int) -> float:
+    """Bytes that a thread with one of so many shares of the channels waits for: of the image those
+    that others have made, and of the result as many again. Its lines lie among those of others, and
+    what prefetches them takes them from each other.
+    """
+    image = group.tensor(factors(group)[0].tensor)
+    return (image.bytes + group.output.bytes) * (1 - 1 / ways)
+
+
 def _parts(p: StripPlan, machine: Machine) -> Parts:
     words, schedule, isa = p.words, p.words.schedule, ISAS[p.words.schedule.isa]
     threads, sizes = schedule.threads, part_extents(p.words.group.main, p.words.schedule)
@@ -84,22 +96,18 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     products = runs * tiles * vectors * steps
     calls = runs * -(-tiles // p.tiles) * panels
     # Tiles are loaded from the first cache or from the second.
-    near = machine.capacity_bytes(0, threads) / 2
+    near = NEAR_SHARE * machine.capacity_bytes(0, threads)
     second = machine.bandwidth_gbps(1, threads) * 1e9 / threads
-    pixel = 4 * math.prod(sizes[d] for d in p.contraction.reduction) / max(
-        1, math.prod(sizes[d] for d in p.contraction.unrolled) if not words.taps else 1
-    )
-    block = min(tiles, p.tiles * p.block) * p.rows * pixel
+    taps = 1 if words.taps else math.prod(sizes[d] for d in p.contraction.unrolled)
+    pixel = 4 * math.prod(sizes[d] for d in p.contraction.reduction) / taps
     panel = 4 * words.panels.points * words.panels.width
-    image = runs * tiles * p.rows * pixel
-    blocks = -(-tiles // (p.tiles * p.block)) * runs
-    from_second = blocks * panels * panel
-    if p.tiles < tiles and (p.block > 1 or panel > near):
-        repeats = min(p.block, -(-tiles // p.tiles))
-        from_second += blocks * panels * panel * (repeats - 1) if panel > near else 0.0
-    from_second += image * (panels if block > near else 1)
+    groups, blocks = -(-tiles // p.tiles), -(-tiles // (p.tiles * p.block))
+    again = blocks if panel + p.tiles * p.rows * pixel <= near else groups
+    block = min(tiles, p.tiles * p.block) * p.rows * pixel
+    passes = 1 if panel + block <= near else panels
+    from_second = runs * (again * panels * panel + tiles * p.rows * pixel * passes)
     loaded = products * (p.tiles + width) / (p.tiles * width) * LOAD_SHARE * product
-    loads = max(loaded, from_second / second)
+    loads = loaded + from_second / second
     # Several operands along a result are read where it is stored.
     along = [
         i for i in words.epilogue.operands
@@ -112,9 +120,9 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     beyond = machine.bandwidth_gbps(min(2, len(machine.caches)), threads) * 1e9 / threads
     far = 4.0 * vectors * isa.lanes * words.panels.points
     cut = dict(schedule.parallel)
-    if schedule.vector in cut:  # of an image that others have made
-        given = p.dot.image
-        far += given.size * DTYPES[given.dtype] * (1 - 1 / cut[schedule.vector])
+    if schedule.vector in cut:
+        far += shared_bytes(p.dot.group, cut[schedule.vector])
     return Parts(
-        products * product, loads, stores, copies, calls * CALL_CYCLES * cycle, far / beyond
+        products * product, loads, stores, copies, calls * CALL_CYCLES * cycle, far / beyond,
+        steps,
     )

@@ -284,6 +284,8 @@ def _words(
             steps, copy.size, (), {},
         )  # fmt: skip
     deep, taps = depth(contraction)
+    if copy and taps:  # phases lie apart
+        deep, taps = 1, False
     out_strides, out_const = access_strides(form.group, form.group.main.write)
     sums = dict(schedule.options)[TILES] * TILE_ROWS * panels.width
     return OuterPlan(
