@@ -21,6 +21,7 @@ from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.isa.tiles import pieces
 from tilewright.kernels.cpu.schemas.dot.plan import draw_dot, plan_dot, why_not
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.interleave.plan import interleave_choices
 from tilewright.kernels.cpu.schemas.strip.plan import draw_byte_strip, draw_strip, plan_strip
 from tilewright.kernels.cpu.schemas.strip.plan import why_not as why_no_strip
 from tilewright.kernels.cpu.schemas.strip.plan import why_not_bytes as why_no_byte_strip
@@ -32,12 +33,14 @@ from tilewright.machine.isa import ISAS, host_isas, host_tiles, tile_isa
 from tilewright.machine.known import known_machine
 from tilewright.ops.channels_last import channels_last
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.describe import dims_of
 from tilewright.ops.flatten import flatten
 from tilewright.ops.functions import swish
-from tilewright.ops.group import Group
+from tilewright.ops.group import Group, Tensor
 from tilewright.ops.matmul import matmul
 from tilewright.ops.pooling import max_pool
 from tilewright.ops.reference import reference
+from tilewright.ops.stage import Access, Stage, read, var
 from tilewright.ops.windows import windows
 from tilewright.runtime import verify
 from tilewright.schedule.schedule import Schedule
@@ -251,6 +254,30 @@ def test_random_windows_of_bf16_are_the_definition(row: str) -> None:
 def test_many_windows_of_bf16(row: str) -> None:
     base = row.removesuffix('tiles')
     assert sum(check_wide(seed, base) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+@pytest.mark.parametrize('channels', (1, 2, 3, 4))
+def test_inputs_become_pixels_of_bf16(row: str, channels: int) -> None:
+    """Rounded as the definition rounds, with a border, NaN and subnormal numbers among them."""
+    dims = dims_of((2, 9, 13, channels))
+    n, y, x, c = (var(d.name) for d in dims)
+    image = (n, c, replace(y, const=-2), replace(x, const=-1))
+    stage = Stage('convert', dims, Access('Out', (n, y, x, c)), (Access('In', image),), read(0))
+    tensors = (
+        Tensor('In', ('n', 'c', 'h', 'w'), (2, channels, 6, 10)),
+        Tensor('Out', tuple(d.name for d in dims), (2, 9, 13, channels), 'output', 'bf16'),
+    )
+    group = Group('convert', tensors, (stage,))
+    (schedule,) = interleave_choices(group, row.removesuffix('tiles'), 2, 2)
+    arrays = dict(verify.random_arrays(group, channels))
+    arrays['In'].ravel()[:5] = np.nan, np.inf, 1e-40, -0.0, 3.4e38
+    arrays = verify.freeze_all(arrays)
+    want = reference(group, arrays)
+    flags = (*compiler_flags(schedule), '-O2')
+    for out in run_program(group, generate(group, schedule), arrays, native(), flags):
+        rounded = want.astype(out.dtype).astype(np.float32)
+        assert np.array_equal(out.astype(np.float32), rounded, equal_nan=True)
 
 
 def test_strips_share_their_border() -> None:

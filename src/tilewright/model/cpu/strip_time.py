@@ -5,7 +5,7 @@ Goes in: a group, a schedule with schema 'strip' or 'byte_strip', a machine. Com
 
     seconds = max(products, tiles loaded, vectors stored) + copies + what nothing hides
 
-Products of a tile take as long whatever it holds: pixels and words that are missing count. Weights
+Products of a tile take as long as it has rows, whatever they hold: words that are missing count. Weights
 and the image come from the second cache where the first does not hold them, and from beyond where
 other threads have made or read them; products hide that as far as they last. What follows sums is
 computed meanwhile as well, but for the last register tile.
@@ -89,6 +89,7 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     # A product: 16 x 16 x 16 words, two operations each.
     product = 2 * TILE_ROWS**3 * threads / (1e9 * machine.peak_gflops(threads))
     cycle = product / TILE_ROWS
+    product *= p.rows / TILE_ROWS
     runs, tiles = strip_pixels(p)
     vectors = -(-sizes[schedule.vector] // isa.lanes)
     width = words.panels.vectors

@@ -49,8 +49,11 @@ from tilewright.schedule.schedule import Level, Schedule
 
 TILES, BLOCK = 'tiles', 'block'  # options: of pixels in a micro-kernel; of those between two panels
 # Tiles of pixels, of channels; those of one more hold sums, and at least one of each is multiplied.
-SHAPES = ((2, 2), (6, 1), (5, 1), (4, 1), (1, 4), (3, 1), (1, 2), (2, 1), (1, 1))
+SHAPES = ((2, 2), (6, 1), (5, 1), (4, 1), (3, 1), (1, 2), (2, 1), (1, 1))
 BLOCKS = (1, 2, 4, 8, 1 << 16)
+# Steps of products that pay for finishing sums between them: with fewer, loads of tiles wait for
+# stores whose addresses look alike, and the schema `tiles` is faster.
+LEAST_STEPS = 7
 LEAST_PIXELS = 7  # of a row, or of a strip; with fewer vectors are as fast
 
 
@@ -218,6 +221,11 @@ def _copy(group: Group, contraction: Contraction, schedule: Schedule) -> Copy:
     return Copy(batch, down, across, rows, pitch, words)
 
 
+def _run(copy: Copy, rows: int) -> int:
+    """Places of a strip of so many rows, from its first pixel to its last."""
+    return rows * copy.pitch - (copy.pitch - copy.across.size)
+
+
 def plan_strip(group: Group, schedule: Schedule) -> StripPlan:
     """[Group, Schedule] -> [StripPlan]"""
     bytes_ = schedule.dtype != 'bf16'
@@ -251,7 +259,10 @@ def plan_strip(group: Group, schedule: Schedule) -> StripPlan:
     elif operand.reads_outside(form.group, contraction):
         raise ScheduleError(f'{group.label} reads outside its input: it must pack it')
     rows = TILE_ROWS
-    if copy is None:
+    if copy:  # even tiles, since one takes as long as it has rows
+        run = _run(copy, part_extents(form.group.main, schedule)[copy.down.out])
+        rows = -(-run // -(-run // TILE_ROWS))
+    else:
         rows = min(TILE_ROWS, *part_sets(form.group.main, schedule)[pixels[-1]])
     words = _words(group, form, schedule, contraction, copy)
     if bytes_:
@@ -338,6 +349,9 @@ def strip_choices(group: Group, isa: str, dtype: str, threads: int) -> Iterator[
     assert form is not None
     vector = vector_candidates(form.group)[0]
     contraction, stage = contract(form.group, vector), form.group.main
+    deep, _ = depth(contraction)
+    if math.prod(stage.sizes[d] for d in stage.reduction) < LEAST_STEPS * deep:
+        return
     cuts = [
         cut
         for free in ((vector,), contraction.pixels[-1:], contraction.pixels[:-1])
@@ -381,6 +395,5 @@ def strip_pixels(p: StripPlan) -> tuple[int, int]:
     part = part_extents(p.words.group.main, p.words.schedule)
     extents = [part[d] for d in p.pixels]
     if p.copy:
-        run = part[p.copy.down.out] * p.copy.pitch - (p.copy.pitch - p.copy.across.size)
-        return math.prod(extents[:-2]), -(-run // p.rows)
+        return math.prod(extents[:-2]), -(-_run(p.copy, part[p.copy.down.out]) // p.rows)
     return math.prod(extents[:-1]), -(-extents[-1] // p.rows)
