@@ -3,12 +3,13 @@
 Goes in: a group, a schedule with schema 'strip' or 'byte_strip', a machine. Comes out: a
 `Prediction`.
 
-    seconds = max(products, tiles loaded, vectors stored) + copies + what nothing hides
+    seconds = hidden * max(parts) + (1 - hidden) * sum(parts) + copies + calls
+    parts: products, tiles loaded, vectors stored, bytes from beyond the second cache
 
-Products of a tile take as long as it has rows, whatever they hold: words that are missing count. Weights
-and the image come from the second cache where the first does not hold them, and from beyond where
-other threads have made or read them; products hide that as far as they last. What follows sums is
-computed meanwhile as well, but for the last register tile.
+Products of a tile take as long as it has rows, whatever they hold: words that are missing count.
+Weights and the image come from the second cache where the first does not hold them, and from beyond
+where other threads have made or read them. Sums are stored while the next ones are made, the better
+hidden the more steps there are between them.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     loads = loaded + from_second / second
     # Several operands along a result are read where it is stored.
     along = [
-        i for i in words.epilogue.operands
+        i
+        for i in words.epilogue.operands
         if i.stride(schedule.vector) and any(i.stride(d) for d in p.pixels)
     ]
     stored = runs * tiles * p.rows * vectors
@@ -124,6 +126,11 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     if schedule.vector in cut:
         far += shared_bytes(p.dot.group, cut[schedule.vector])
     return Parts(
-        products * product, loads, stores, copies, calls * CALL_CYCLES * cycle, far / beyond,
+        products * product,
+        loads,
+        stores,
+        copies,
+        calls * CALL_CYCLES * cycle,
+        far / beyond,
         steps,
     )

@@ -76,7 +76,7 @@ def _counts(p: StripPlan) -> list[int]:
 
 
 def _registers(p: StripPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Registers behind those of sums, those of each kind used in turns: of weights, of the image."""
+    """Registers behind those of sums, used in turns: of weights, of the image."""
     sums = p.tiles * p.words.panels.vectors
     return {5: ((5,), (6, 7)), 6: ((6,), (7,))}.get(sums, ((4, 5), (6, 7)))
 
@@ -102,7 +102,9 @@ def _write_copy(writer: Writer, p: StripPlan, copy: Copy) -> None:
             low, high = _inside(across, column, copy.pitch)
             writer.open(f'if ((unsigned long)y < {down.extent}ul)')
             at = low * across.stride + column - across.before
-            writer.line(f'const {kind} *restrict from = source + (y * {across.extent} + {at}) * {depth};')
+            writer.line(
+                f'const {kind} *restrict from = source + (y * {across.extent} + {at}) * {depth};'
+            )
             if low:
                 writer.line(f'memset(line, {pad}, {low * depth * size});')
             if across.stride == 1:
@@ -375,14 +377,16 @@ def _write_strip(writer: Writer, p: StripPlan, copy: Copy, nest: Nest) -> None:
     """The strip of every image, behind the copy of it."""
     image = p.dot.image
     low, high = nest.at(copy.down.out)
-    at = {d: '0' for d in p.pixels} | {copy.down.out: low}
+    at = dict.fromkeys(p.pixels, '0') | {copy.down.out: low}
     source = 'source'
     if len(p.pixels) == 3:
         begin, end = nest.at(p.pixels[0])
         writer.open(f'for (long image = {begin}; image < {end}; image++)')
         at[p.pixels[0]] = 'image'
         source = f'source + image * {image.strides[0]}'
-    writer.line(f'const long run = ({high} - {low}) * {copy.pitch} - {copy.pitch - copy.across.size};')
+    writer.line(
+        f'const long run = ({high} - {low}) * {copy.pitch} - {copy.pitch - copy.across.size};'
+    )
     more = (copy.down.span - 1) // copy.down.stride
     first = f'{low} * {copy.down.stride} - {copy.down.before}'
     kind = p.dot.source
@@ -413,9 +417,7 @@ def _write_rows(writer: Writer, p: StripPlan, nest: Nest) -> None:
     writer.close(len(p.pixels) - 1)
 
 
-def _write_tiles(
-    writer: Writer, p: StripPlan, image: str, at: dict[str, str], nest: Nest
-) -> None:
+def _write_tiles(writer: Writer, p: StripPlan, image: str, at: dict[str, str], nest: Nest) -> None:
     """Blocks of register tiles, panels, register tiles; `image` is where the first pixel lies."""
     words, panels, c = p.words, p.words.panels, p.contraction
     rows, size, column = p.rows, p.tiles * p.rows, p.pixels[-1]
@@ -439,9 +441,7 @@ def _write_tiles(
     steps = p.chunks * len(p.steps)
     each = -(-bytes_ // (LINE * steps))
     far, asked = bytes_ // LINE, f'((groups - 1) * {steps})'
-    writer.line(
-        f'const long share = groups > 1 ? ({far} + {asked} - 1) / {asked} : {each};'
-    )
+    writer.line(f'const long share = groups > 1 ? ({far} + {asked} - 1) / {asked} : {each};')
     writer.line(f'const int next = k + {panels.width} < {high};')
     writer.open(f'for (long at = block; at < end; at += {size})')
     writer.line('float *acc = sums + turn;')
@@ -515,4 +515,3 @@ def _write_tiles(
         writer.line('else')
         writer.line(f'    finish_{panels.tail_vectors}(made, made->left);')
     writer.close(2)
-

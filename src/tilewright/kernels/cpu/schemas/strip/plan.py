@@ -1,11 +1,11 @@
-"""What the strip schema decides: convolutions in tiles, whose pixels follow each other through rows.
+"""What the strip schema decides: convolutions in tiles, along pixels through all rows.
 
 Goes in: a group of bf16 or 8-bit products with channels innermost, and a schedule with schema
 'strip' or 'byte_strip', which tiles the sum in words (ops/integer.py). Comes out: a `StripPlan`.
 
-A tile of AMX has 16 pixels, evenly spaced; one of fewer takes as long. Images whose windows leave
-them, or step over pixels, are copied with a border, so narrow that what stands behind one row stands
-in front of the next one as well, and pixels step from row to row as they do along one:
+A tile of AMX has 16 pixels, evenly spaced; weights are loaded as often for fewer. Images whose
+windows leave them, or step over pixels, are copied with a border, so narrow that what stands behind
+one row stands in front of the next one as well, and pixels step from row to row as along one:
 
     . a b c . d e f . g h i .       3 x 3 pixels in rows of 4, a border of one: 11 pixels in a strip
 
@@ -291,7 +291,10 @@ def _words(
     if copy:
         steps = copy.steps(contraction.unrolled, dict(sizes))
         source = operand.Operand(
-            {copy.down.out: copy.pitch * copy.words, copy.across.out: copy.words, contraction.loop: 1},
+            {
+                copy.down.out: copy.pitch * copy.words, copy.across.out: copy.words,
+                contraction.loop: 1,
+            },
             steps, copy.size, (), {},
         )  # fmt: skip
     deep, taps = depth(contraction)

@@ -79,7 +79,12 @@ def generate(p: WidePlan) -> str:
         writer.lines += [*text.splitlines(), '']
     elif p.combiner != 'sum':
         sign = '>' if p.combiner == 'max' else '<'
-        writer.lines += _EXTREMES.replace('@inline@', INLINE).replace('@op@', p.combiner).replace('@sign@', sign).splitlines()
+        writer.lines += (
+            _EXTREMES.replace('@inline@', INLINE)
+            .replace('@op@', p.combiner)
+            .replace('@sign@', sign)
+            .splitlines()
+        )
         writer.line()
     kinds = {tile.columns: tile for tile in p.tiles}
     names = {columns: f'tile_{number}' for number, columns in enumerate(kinds)}
@@ -100,8 +105,8 @@ def _write_tile(writer: Writer, p: WidePlan, tile: Tile, name: str) -> None:
     result = C_TYPES[p.group.output.dtype]
     weights = ', const float *weights' if p.weights else ''
     writer.open(
-        f'static __attribute__((noinline)) void {name}(const bf16_t *const *rows, long at{weights}, '
-        f'{result} *restrict out, long from, long to{_pointers(p)})'
+        f'static __attribute__((noinline)) void {name}(const bf16_t *const *rows, long at'
+        f'{weights}, {result} *restrict out, long from, long to{_pointers(p)})'
     )
     unrolled = p.down.taps * p.across.taps * len(tile.columns) <= WRITTEN_OUT
     if unrolled:

@@ -8,7 +8,8 @@ those of f16 (schemas/windows): some pixels of a row times a vector of channels,
 outside the image are known as code is generated. A vector is sixteen floats: bf16 are widened as
 they are loaded, each once for all windows of the tile that it is in, and what follows sums is
 computed and rounded as behind tiles (kernels/cpu/half_vectors.py). Weights are widened ahead.
-Maxima and minima with nothing behind them are those of 16-bit numbers in the same order, 32 at once.
+Maxima and minima with nothing behind them are those of 16-bit numbers in the same order, 32 at
+once.
 """
 
 from __future__ import annotations

@@ -137,9 +137,7 @@ def window_factors(group: Group, dtype: str = 'f16') -> tuple[Access, Access | N
     return (image, weights) if (kept.role, kept.dtype) == ('constant', dtype) else None
 
 
-def window_roles(
-    group: Group, dtype: str = 'f16'
-) -> tuple[str, Slide, Slide, str] | None:
+def window_roles(group: Group, dtype: str = 'f16') -> tuple[str, Slide, Slide, str] | None:
     """(batch, rows, columns, channel), where the accesses are those of the module's first lines."""
     stage, found = group.main, window_factors(group, dtype)
     if found is None:
