@@ -21,24 +21,31 @@ from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.isa.tiles import pieces
 from tilewright.kernels.cpu.schemas.dot.plan import draw_dot, plan_dot, why_not
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.interleave.plan import interleave_choices
 from tilewright.kernels.cpu.schemas.strip.plan import draw_byte_strip, draw_strip, plan_strip
 from tilewright.kernels.cpu.schemas.strip.plan import why_not as why_no_strip
 from tilewright.kernels.cpu.schemas.strip.plan import why_not_bytes as why_no_byte_strip
 from tilewright.kernels.cpu.schemas.tiles.plan import draw_tiles
 from tilewright.kernels.cpu.schemas.tiles.plan import why_not as why_not_bf16
+from tilewright.kernels.cpu.schemas.wide.plan import draw_wide
+from tilewright.kernels.cpu.schemas.wide.plan import why_not as why_not_wide
 from tilewright.machine.isa import ISAS, host_isas, host_tiles, tile_isa
 from tilewright.machine.known import known_machine
 from tilewright.ops.channels_last import channels_last
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.describe import dims_of
 from tilewright.ops.flatten import flatten
 from tilewright.ops.functions import swish
-from tilewright.ops.group import Group
+from tilewright.ops.group import Group, Tensor
 from tilewright.ops.matmul import matmul
+from tilewright.ops.pooling import max_pool
 from tilewright.ops.reference import reference
-from tilewright.ops.stage import call, cast, const, read
+from tilewright.ops.stage import Access, Stage, call, cast, const, read, var
+from tilewright.ops.windows import windows
 from tilewright.runtime import verify
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank_dot import rank_dot
+from tilewright.search.cpu.rank_tiles import rank_tiles
 from tilewright_lab.simulate.emulate import native, run_program
 
 QUICK, MANY = 14, 400
@@ -182,21 +189,21 @@ def test_many_products_of_bf16(row: str) -> None:
 
 
 def in_strips(seed: int) -> Group:
-    """A convolution of bf16 or bytes, channels last, with any window, border, stride and epilogue."""
+    """A convolution of bf16 or bytes, channels last, with any window, border and epilogue."""
     random = Random(seed)
     r, s = random.choice(((1, 1), (3, 3), (3, 3), (1, 3), (2, 5), (5, 5)))
     stride = random.choice((1, 1, 2, 3))
-    sizes = dict(
+    conv = conv2d(
         n=random.choice((1, 1, 2)), c=random.choice((4, 8, 24, 64, 72, 160)),
-        k=random.choice((5, 16, 33, 64, 80)), h=stride * random.randint(1, 7) + r,
-        w=stride * random.choice((3, 7, 14, 17, 30)) + s, r=r, s=s, stride=stride,
+        k=random.choice((5, 16, 33, 64, 80)), h=stride * random.randint(1, 7) + 2 * r,
+        w=stride * random.choice((3, 7, 14, 17, 30)) + 2 * s, r=r, s=s, stride=stride,
         pad=random.choice((0, r // 2, (1, 0, 2, 1))), dilation=random.choice((1, 1, 2)),
         bias=random.random() < 0.5,
     )  # fmt: skip
     if seed % 2:
-        return finished(conv2d(**sizes), 'bf16', random)
+        return finished(conv, 'bf16', random)
     image = random.choice(('u8', 'i8'))
-    group = bound(conv2d(**sizes), image, random.randint(0, 127))
+    group = bound(conv, image, random.randint(0, 127))
     if random.random() < 0.7:
         group = with_scale(group, random.choice(('u8', 'i8')), random.randint(0, 100))
     return channels_last(group, {'In', 'Out'})
@@ -228,6 +235,73 @@ def test_random_strips_are_the_definition(row: str) -> None:
 def test_many_strips(row: str) -> None:
     base = row.removesuffix('tiles')
     assert sum(check_strip(seed, base) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+def slid(seed: int) -> Group:
+    """A depthwise convolution or pooling of bf16, with any window, border, stride and epilogue."""
+    random = Random(seed)
+    c, r, s = 16 * random.randint(1, 5), random.randint(1, 5), random.randint(1, 5)
+    n, h, w = random.choice((1, 2)), 2 * r + random.randint(4, 9), 2 * s + random.randint(4, 20)
+    if random.random() < 0.4:
+        pad = random.choice((0, 1)) * (r > 2 < s)
+        return half_group(
+            max_pool((n, c, h, w), windows((h, w), (r, s), random.choice((1, 2)), pad)), 'bf16'
+        )
+    group = conv2d(
+        n=n, c=c, k=c, groups=c, h=h, w=w, r=r, s=s, stride=random.choice((1, 1, 2, 3)),
+        dilation=random.choice((1, 1, 2)), bias=random.random() < 0.7,
+        pad=random.choice((0, min(r, s) // 2, (1, 0, 2, 1))),
+    )  # fmt: skip
+    return finished(group, 'bf16', random)
+
+
+def check_wide(seed: int, base: str) -> bool:
+    """Whether a case was computed, between guard pages; every element is the definition's."""
+    group = slid(seed)
+    schedule = None if why_not_wide(group) else draw_wide(group, base, Random(seed), 2, 3)
+    if schedule is None:
+        return False
+    arrays = whole_numbers(group, seed)
+    assert_exact(group, group, schedule, arrays, native(), '-O0' if seed % 5 == 0 else '-O2')
+    return True
+
+
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_random_windows_of_bf16_are_the_definition(row: str) -> None:
+    """Windows that leave an image, and tiles at the end of a row."""
+    base = row.removesuffix('tiles')
+    assert sum(check_wide(seed, base) for seed in range(QUICK)) >= QUICK // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_many_windows_of_bf16(row: str) -> None:
+    base = row.removesuffix('tiles')
+    assert sum(check_wide(seed, base) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+@pytest.mark.parametrize('channels', [1, 2, 3, 4])
+def test_inputs_become_pixels_of_bf16(row: str, channels: int) -> None:
+    """Rounded as the definition rounds, with a border, NaN and subnormal numbers among them."""
+    dims = dims_of((2, 9, 13, channels))
+    n, y, x, c = (var(d.name) for d in dims)
+    image = (n, c, replace(y, const=-2), replace(x, const=-1))
+    stage = Stage('convert', dims, Access('Out', (n, y, x, c)), (Access('In', image),), read(0))
+    tensors = (
+        Tensor('In', ('n', 'c', 'h', 'w'), (2, channels, 6, 10)),
+        Tensor('Out', tuple(d.name for d in dims), (2, 9, 13, channels), 'output', 'bf16'),
+    )
+    group = Group('convert', tensors, (stage,))
+    (schedule,) = interleave_choices(group, row.removesuffix('tiles'), 2, 2)
+    arrays = dict(verify.random_arrays(group, channels))
+    arrays['In'].ravel()[:5] = np.nan, np.inf, 1e-40, -0.0, 3.4e38
+    arrays = verify.freeze_all(arrays)
+    want = reference(group, arrays)
+    flags = (*compiler_flags(schedule), '-O2')
+    for out in run_program(group, generate(group, schedule), arrays, native(), flags):
+        rounded = want.astype(out.dtype).astype(np.float32)
+        assert np.array_equal(out.astype(np.float32), rounded, equal_nan=True)
 
 
 def test_strips_share_their_border() -> None:
@@ -302,6 +376,18 @@ def test_a_machine_with_tiles_chooses_them() -> None:
         < seconds
         < rank_dot(layer(), plain, 2, 1)[0].prediction.seconds
     )
+
+
+@pytest.mark.parametrize('depth', [1024, 1025])
+def test_products_of_any_depth_have_schedules_that_can_be_planned(depth: int) -> None:
+    """With an odd depth the words of a row do not lie in place: rows are copied."""
+    machine = known_machine('xeon-16vcpu')
+    for group, rank in (
+        (half_group(fixed_product(64, 1024, depth), 'bf16'), rank_tiles),
+        (bound(matmul(m=64, n=1024, k=depth), 'u8', 0), rank_dot),
+    ):
+        for candidate in rank(group, machine, 2, 4):
+            assert 'tw_run' in generate(flatten(group), candidate.schedule)
 
 
 def test_tiles_that_cut_words_are_refused() -> None:

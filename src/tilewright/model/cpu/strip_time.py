@@ -3,12 +3,13 @@
 Goes in: a group, a schedule with schema 'strip' or 'byte_strip', a machine. Comes out: a
 `Prediction`.
 
-    seconds = max(products, tiles loaded, vectors stored) + copies + what nothing hides
+    seconds = hidden * max(parts) + (1 - hidden) * sum(parts) + copies + calls
+    parts: products, tiles loaded, vectors stored, bytes from beyond the second cache
 
-Products of a tile take as long whatever it holds: pixels and words that are missing count. Weights
-and the image come from the second cache where the first does not hold them, and from beyond where
-other threads have made or read them; products hide that as far as they last. What follows sums is
-computed meanwhile as well, but for the last register tile.
+Products of a tile take as long as it has rows, whatever they hold: words that are missing count.
+Weights and the image come from the second cache where the first does not hold them, and from beyond
+where other threads have made or read them. Sums are stored while the next ones are made, the better
+hidden the more steps there are between them.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from tilewright.kernels.cpu.schemas.strip.plan import StripPlan, plan_strip, str
 from tilewright.machine.isa import ISAS, TILE_ROWS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.prediction import Boundary, Prediction, bound_times
-from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
+from tilewright.ops.integer import factors
 from tilewright.schedule.schedule import Schedule
 
-TILE_BYTES = 4 * TILE_ROWS * TILE_ROWS
-LOAD_SHARE = 0.6  # of a product: a tile that is loaded from the first cache
-STORE_CYCLES, OPERAND_CYCLES = 4.5, 2.5  # of a vector of sums, of one more operand along it
+NEAR_SHARE = 0.8  # of the first cache that weights and pixels may fill
+LOAD_SHARE = 0.3  # of a product: a tile that is loaded from the first cache
+STORE_CYCLES, OPERAND_CYCLES = 6.0, 2.5  # of a vector of sums, of one more operand along it
 CALL_CYCLES = 40  # of a micro-kernel, around its products
-HIDDEN = 0.75  # share of what is loaded or stored that products hide where they take longer
+HIDDEN = 0.75  # share that whatever takes longest hides of all else
+ENOUGH_STEPS = 16  # of products to store sums between: loads wait for stores that look alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,13 @@ class Parts:
     copies: float
     calls: float
     far: float
+    steps: int
 
     @property
     def total(self) -> float:
-        longest = max(self.products, self.loads, self.stores, self.far)
-        rest = self.products + self.loads + self.stores + self.far - longest
-        return longest + (1 - HIDDEN) * (rest - min(rest, self.loads)) + self.copies + self.calls
+        beside = self.products, self.loads, self.stores, self.far
+        hidden = HIDDEN * min(1.0, self.steps / ENOUGH_STEPS)
+        return hidden * max(beside) + (1 - hidden) * sum(beside) + self.copies + self.calls
 
 
 def predict_strip(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
@@ -72,12 +75,22 @@ def predict_strip(group: Group, schedule: Schedule, machine: Machine) -> Predict
     )  # fmt: skip
 
 
+def shared_bytes(group: Group, ways: int) -> float:
+    """Bytes that a thread with one of so many shares of the channels waits for: of the image those
+    that others have made, and of the result as many again. Its lines lie among those of others, and
+    what prefetches them takes them from each other.
+    """
+    image = group.tensor(factors(group)[0].tensor)
+    return (image.bytes + group.output.bytes) * (1 - 1 / ways)
+
+
 def _parts(p: StripPlan, machine: Machine) -> Parts:
     words, schedule, isa = p.words, p.words.schedule, ISAS[p.words.schedule.isa]
     threads, sizes = schedule.threads, part_extents(p.words.group.main, p.words.schedule)
     # A product: 16 x 16 x 16 words, two operations each.
     product = 2 * TILE_ROWS**3 * threads / (1e9 * machine.peak_gflops(threads))
     cycle = product / TILE_ROWS
+    product *= p.rows / TILE_ROWS
     runs, tiles = strip_pixels(p)
     vectors = -(-sizes[schedule.vector] // isa.lanes)
     width = words.panels.vectors
@@ -85,25 +98,22 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     products = runs * tiles * vectors * steps
     calls = runs * -(-tiles // p.tiles) * panels
     # Tiles are loaded from the first cache or from the second.
-    near = machine.capacity_bytes(0, threads) / 2
+    near = NEAR_SHARE * machine.capacity_bytes(0, threads)
     second = machine.bandwidth_gbps(1, threads) * 1e9 / threads
-    pixel = 4 * math.prod(sizes[d] for d in p.contraction.reduction) / max(
-        1, math.prod(sizes[d] for d in p.contraction.unrolled) if not words.taps else 1
-    )
-    block = min(tiles, p.tiles * p.block) * p.rows * pixel
+    taps = 1 if words.taps else math.prod(sizes[d] for d in p.contraction.unrolled)
+    pixel = 4 * math.prod(sizes[d] for d in p.contraction.reduction) / taps
     panel = 4 * words.panels.points * words.panels.width
-    image = runs * tiles * p.rows * pixel
-    blocks = -(-tiles // (p.tiles * p.block)) * runs
-    from_second = blocks * panels * panel
-    if p.tiles < tiles and (p.block > 1 or panel > near):
-        repeats = min(p.block, -(-tiles // p.tiles))
-        from_second += blocks * panels * panel * (repeats - 1) if panel > near else 0.0
-    from_second += image * (panels if block > near else 1)
+    groups, blocks = -(-tiles // p.tiles), -(-tiles // (p.tiles * p.block))
+    again = blocks if panel + p.tiles * p.rows * pixel <= near else groups
+    block = min(tiles, p.tiles * p.block) * p.rows * pixel
+    passes = 1 if panel + block <= near else panels
+    from_second = runs * (again * panels * panel + tiles * p.rows * pixel * passes)
     loaded = products * (p.tiles + width) / (p.tiles * width) * LOAD_SHARE * product
-    loads = max(loaded, from_second / second)
+    loads = loaded + from_second / second
     # Several operands along a result are read where it is stored.
     along = [
-        i for i in words.epilogue.operands
+        i
+        for i in words.epilogue.operands
         if i.stride(schedule.vector) and any(i.stride(d) for d in p.pixels)
     ]
     stored = runs * tiles * p.rows * vectors
@@ -113,9 +123,14 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     beyond = machine.bandwidth_gbps(min(2, len(machine.caches)), threads) * 1e9 / threads
     far = 4.0 * vectors * isa.lanes * words.panels.points
     cut = dict(schedule.parallel)
-    if schedule.vector in cut:  # of an image that others have made
-        given = p.dot.image
-        far += given.size * DTYPES[given.dtype] * (1 - 1 / cut[schedule.vector])
+    if schedule.vector in cut:
+        far += shared_bytes(p.dot.group, cut[schedule.vector])
     return Parts(
-        products * product, loads, stores, copies, calls * CALL_CYCLES * cycle, far / beyond
+        products * product,
+        loads,
+        stores,
+        copies,
+        calls * CALL_CYCLES * cycle,
+        far / beyond,
+        steps,
     )

@@ -49,7 +49,8 @@ def rank_dot(
         ways.append((tiles, machine.in_tiles(image), image, True))
     made = []
     for form, seen, dtype, same in ways:
-        rows = rank_tile_rows(form.group, seen, threads)[:top] if ISAS[seen.isa].rows else []
+        by_rows = bool(ISAS[seen.isa].rows) and form.in_place
+        rows = rank_tile_rows(form.group, seen, threads)[:top] if by_rows else []
         for schedule in rows:
             schedule = replace(schedule, schema='dot', dtype=dtype, accumulation='i32')
             made.append(Candidate(schedule, predict_dot(flat, schedule, machine)))

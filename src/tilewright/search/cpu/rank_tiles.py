@@ -35,7 +35,8 @@ def rank_tiles(
     if form is None or why_no_tiles(form):
         return ()
     seen, made = machine.in_tiles('bf16'), []
-    for schedule in rank_tile_rows(form.group, seen, threads)[:top]:
+    rows = rank_tile_rows(form.group, seen, threads) if form.in_place else []
+    for schedule in rows[:top]:
         schedule = replace(schedule, schema='tiles', dtype='bf16', accumulation='f32')
         made.append(Candidate(schedule, predict_tiles(flat, schedule, machine)))
     if made:

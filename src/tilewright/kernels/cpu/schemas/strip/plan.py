@@ -1,11 +1,11 @@
-"""What the strip schema decides: convolutions in tiles, whose pixels follow each other through rows.
+"""What the strip schema decides: convolutions in tiles, along pixels through all rows.
 
 Goes in: a group of bf16 or 8-bit products with channels innermost, and a schedule with schema
 'strip' or 'byte_strip', which tiles the sum in words (ops/integer.py). Comes out: a `StripPlan`.
 
-A tile of AMX has 16 pixels, evenly spaced; one of fewer takes as long. Images whose windows leave
-them, or step over pixels, are copied with a border, so narrow that what stands behind one row stands
-in front of the next one as well, and pixels step from row to row as they do along one:
+A tile of AMX has 16 pixels, evenly spaced; weights are loaded as often for fewer. Images whose
+windows leave them, or step over pixels, are copied with a border, so narrow that what stands behind
+one row stands in front of the next one as well, and pixels step from row to row as along one:
 
     . a b c . d e f . g h i .       3 x 3 pixels in rows of 4, a border of one: 11 pixels in a strip
 
@@ -25,7 +25,7 @@ from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.half_vectors import half_value
-from tilewright.kernels.cpu.isa.tiles import MOST_SUMS, depth
+from tilewright.kernels.cpu.isa.tiles import depth
 from tilewright.kernels.cpu.nest import part_extents, part_sets
 from tilewright.kernels.cpu.pointwise import access_strides, typed_epilogue
 from tilewright.kernels.cpu.schemas.channelwise.plan import Slide, slide
@@ -48,8 +48,12 @@ from tilewright.ops.integer import IN_BYTES, Words, factors, in_words
 from tilewright.schedule.schedule import Level, Schedule
 
 TILES, BLOCK = 'tiles', 'block'  # options: of pixels in a micro-kernel; of those between two panels
-SHAPES = ((2, 2), (4, 1), (1, 4), (3, 1), (1, 2), (2, 1), (1, 1))  # tiles of pixels, of channels
+# Tiles of pixels, of channels; those of one more hold sums, and at least one of each is multiplied.
+SHAPES = ((2, 2), (6, 1), (5, 1), (4, 1), (3, 1), (1, 2), (2, 1), (1, 1))
 BLOCKS = (1, 2, 4, 8, 1 << 16)
+# Steps of products that pay for finishing sums between them: with fewer, loads of tiles wait for
+# stores whose addresses look alike, and the schema `tiles` is faster.
+LEAST_STEPS = 7
 LEAST_PIXELS = 7  # of a row, or of a strip; with fewer vectors are as fast
 
 
@@ -170,6 +174,8 @@ def _why_no_strips(group: Group, products: int) -> str:
     strides, _ = access_strides(group, stage.write)
     if strides.get(vector) != 1:
         return f'{group.label}: channels of the result do not lie side by side'
+    if not all(s.is_affine and not set(s.expr.iterators()) for s in group.stages):
+        return f'{group.label}: what follows its sums is not found affinely'
     items = typed_epilogue(group).operands
     if any(item.stride(vector) not in (0, 1) for item in items):
         return f'{group.label}: what is added to its sums does not lie along its channels'
@@ -215,6 +221,11 @@ def _copy(group: Group, contraction: Contraction, schedule: Schedule) -> Copy:
     return Copy(batch, down, across, rows, pitch, words)
 
 
+def _run(copy: Copy, rows: int) -> int:
+    """Places of a strip of so many rows, from its first pixel to its last."""
+    return rows * copy.pitch - (copy.pitch - copy.across.size)
+
+
 def plan_strip(group: Group, schedule: Schedule) -> StripPlan:
     """[Group, Schedule] -> [StripPlan]"""
     bytes_ = schedule.dtype != 'bf16'
@@ -231,10 +242,10 @@ def plan_strip(group: Group, schedule: Schedule) -> StripPlan:
     contraction, reg = contract(form.group, schedule.vector), schedule.reg.tile
     vectors, options = reg[schedule.vector] // isa.lanes, dict(schedule.options)
     tiles, block = options.get(TILES, 0), options.get(BLOCK, 0)
-    if reg[schedule.vector] % isa.lanes or not 1 <= tiles * vectors <= MOST_SUMS or block < 1:
+    if reg[schedule.vector] % isa.lanes or (tiles, vectors) not in SHAPES or block < 1:
         raise ScheduleError(
-            f'{group.label}: {tiles} x {vectors} tiles of sums in blocks of {block}; there is room '
-            f'for 1 to {MOST_SUMS}: choose a smaller register tile'
+            f'{group.label}: {tiles} x {vectors} tiles of sums in blocks of {block} are not what '
+            f'registers hold: {", ".join(f"{m} x {v}" for m, v in SHAPES)}'
         )
     cut = {d for d, _ in schedule.parallel}
     pixels = contraction.pixels
@@ -248,7 +259,10 @@ def plan_strip(group: Group, schedule: Schedule) -> StripPlan:
     elif operand.reads_outside(form.group, contraction):
         raise ScheduleError(f'{group.label} reads outside its input: it must pack it')
     rows = TILE_ROWS
-    if copy is None:
+    if copy:  # even tiles, since one takes as long as it has rows
+        run = _run(copy, part_extents(form.group.main, schedule)[copy.down.out])
+        rows = -(-run // -(-run // TILE_ROWS))
+    else:
         rows = min(TILE_ROWS, *part_sets(form.group.main, schedule)[pixels[-1]])
     words = _words(group, form, schedule, contraction, copy)
     if bytes_:
@@ -277,10 +291,15 @@ def _words(
     if copy:
         steps = copy.steps(contraction.unrolled, dict(sizes))
         source = operand.Operand(
-            {copy.down.out: copy.pitch * copy.words, copy.across.out: copy.words, contraction.loop: 1},
+            {
+                copy.down.out: copy.pitch * copy.words, copy.across.out: copy.words,
+                contraction.loop: 1,
+            },
             steps, copy.size, (), {},
         )  # fmt: skip
     deep, taps = depth(contraction)
+    if copy and taps:  # phases lie apart
+        deep, taps = 1, False
     out_strides, out_const = access_strides(form.group, form.group.main.write)
     sums = dict(schedule.options)[TILES] * TILE_ROWS * panels.width
     return OuterPlan(
@@ -333,6 +352,9 @@ def strip_choices(group: Group, isa: str, dtype: str, threads: int) -> Iterator[
     assert form is not None
     vector = vector_candidates(form.group)[0]
     contraction, stage = contract(form.group, vector), form.group.main
+    deep, _ = depth(contraction)
+    if math.prod(stage.sizes[d] for d in stage.reduction) < LEAST_STEPS * deep:
+        return
     cuts = [
         cut
         for free in ((vector,), contraction.pixels[-1:], contraction.pixels[:-1])
@@ -376,6 +398,5 @@ def strip_pixels(p: StripPlan) -> tuple[int, int]:
     part = part_extents(p.words.group.main, p.words.schedule)
     extents = [part[d] for d in p.pixels]
     if p.copy:
-        run = part[p.copy.down.out] * p.copy.pitch - (p.copy.pitch - p.copy.across.size)
-        return math.prod(extents[:-2]), -(-run // p.rows)
+        return math.prod(extents[:-2]), -(-_run(p.copy, part[p.copy.down.out]) // p.rows)
     return math.prod(extents[:-1]), -(-extents[-1] // p.rows)
