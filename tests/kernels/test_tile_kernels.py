@@ -26,6 +26,8 @@ from tilewright.kernels.cpu.schemas.strip.plan import why_not as why_no_strip
 from tilewright.kernels.cpu.schemas.strip.plan import why_not_bytes as why_no_byte_strip
 from tilewright.kernels.cpu.schemas.tiles.plan import draw_tiles
 from tilewright.kernels.cpu.schemas.tiles.plan import why_not as why_not_bf16
+from tilewright.kernels.cpu.schemas.wide.plan import draw_wide
+from tilewright.kernels.cpu.schemas.wide.plan import why_not as why_not_wide
 from tilewright.machine.isa import ISAS, host_isas, host_tiles, tile_isa
 from tilewright.machine.known import known_machine
 from tilewright.ops.channels_last import channels_last
@@ -34,7 +36,9 @@ from tilewright.ops.flatten import flatten
 from tilewright.ops.functions import swish
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
+from tilewright.ops.pooling import max_pool
 from tilewright.ops.reference import reference
+from tilewright.ops.windows import windows
 from tilewright.runtime import verify
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank_dot import rank_dot
@@ -205,6 +209,48 @@ def test_random_strips_are_the_definition(row: str) -> None:
 def test_many_strips(row: str) -> None:
     base = row.removesuffix('tiles')
     assert sum(check_strip(seed, base) for seed in range(QUICK, MANY)) >= MANY // 2
+
+
+def slid(seed: int) -> Group:
+    """A depthwise convolution or pooling of bf16, with any window, border, stride and epilogue."""
+    random = Random(seed)
+    c, r, s = 16 * random.randint(1, 5), random.randint(1, 5), random.randint(1, 5)
+    sizes = dict(
+        n=random.choice((1, 2)), c=c, h=r + random.randint(4, 9), w=s + random.randint(4, 20),
+        r=r, s=s, stride=random.choice((1, 1, 2, 3)), dilation=random.choice((1, 1, 2)),
+    )  # fmt: skip
+    if random.random() < 0.4:
+        shape = (sizes['n'], c, sizes['h'], sizes['w'])
+        over = windows(shape[2:], (r, s), random.choice((1, 2)), random.choice((0, 1)) * (r > 2 < s))
+        return half_group(max_pool(shape, over), 'bf16')
+    pad = random.choice((0, min(r, s) // 2, (1, 0, 2, 1)))
+    group = conv2d(**sizes, k=c, groups=c, pad=pad, bias=random.random() < 0.7)
+    return finished(group, 'bf16', random)
+
+
+def check_wide(seed: int, base: str) -> bool:
+    """Whether a case was computed, between guard pages; every element is the definition's."""
+    group = slid(seed)
+    schedule = None if why_not_wide(group) else draw_wide(group, base, Random(seed), 2, 3)
+    if schedule is None:
+        return False
+    arrays = whole_numbers(group, seed)
+    assert_exact(group, group, schedule, arrays, native(), '-O0' if seed % 5 == 0 else '-O2')
+    return True
+
+
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_random_windows_of_bf16_are_the_definition(row: str) -> None:
+    """Windows that leave an image, and tiles at the end of a row."""
+    base = row.removesuffix('tiles')
+    assert sum(check_wide(seed, base) for seed in range(QUICK)) >= QUICK // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+def test_many_windows_of_bf16(row: str) -> None:
+    base = row.removesuffix('tiles')
+    assert sum(check_wide(seed, base) for seed in range(QUICK, MANY)) >= MANY // 2
 
 
 def test_strips_share_their_border() -> None:

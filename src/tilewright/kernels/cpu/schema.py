@@ -206,6 +206,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.pixels:PIXELS',
         f'{_FOLDERS}.channelwise:CHANNELWISE',
         f'{_FOLDERS}.windows:WINDOWS',
+        f'{_FOLDERS}.wide:WIDE',
         f'{_FOLDERS}.winograd_half:WINOGRAD_HALF',
         f'{_FOLDERS}.strassen_half:STRASSEN_HALF',
         f'{_FOLDERS}.chain:CHAIN',

@@ -30,7 +30,7 @@ TILE_BYTES = 4 * TILE_ROWS * TILE_ROWS
 LOAD_SHARE = 0.6  # of a product: a tile that is loaded from the first cache
 STORE_CYCLES, OPERAND_CYCLES = 4.5, 2.5  # of a vector of sums, of one more operand along it
 CALL_CYCLES = 40  # of a micro-kernel, around its products
-HIDDEN = 0.75  # share of what is loaded or stored that products hide where they take longer
+HIDDEN = 0.75  # share that whatever takes longest hides of all else
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,8 @@ class Parts:
 
     @property
     def total(self) -> float:
-        longest = max(self.products, self.loads, self.stores, self.far)
-        rest = self.products + self.loads + self.stores + self.far - longest
-        return longest + (1 - HIDDEN) * (rest - min(rest, self.loads)) + self.copies + self.calls
+        beside = self.products, self.loads, self.stores, self.far
+        return HIDDEN * max(beside) + (1 - HIDDEN) * sum(beside) + self.copies + self.calls
 
 
 def predict_strip(group: Group, schedule: Schedule, machine: Machine) -> Prediction:

@@ -15,6 +15,8 @@ in: the plan (plan.py). Comes out: a C translation unit with the ABI of kernels/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.functions import write_functions
@@ -35,7 +37,6 @@ from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.dtypes import DTYPES
 
 LINE = 64
-WEIGHTS, IMAGE = (4, 5), (6, 7)  # registers behind those of sums, in turns
 
 
 def generate(p: StripPlan) -> str:
@@ -61,6 +62,7 @@ def generate(p: StripPlan) -> str:
     widths = sorted({words.panels.vectors, words.panels.tail_vectors})
     for vectors in widths:
         _write_finish(writer, p, vectors)
+        _write_fetch(writer, p, vectors)
         for count in _counts(p):
             _write_kernel(writer, p, count, vectors)
     write_weights(writer, p.dot)
@@ -71,6 +73,12 @@ def generate(p: StripPlan) -> str:
 def _counts(p: StripPlan) -> list[int]:
     """Tiles of pixels of the micro-kernels that occur."""
     return list(range(1, min(p.tiles, strip_pixels(p)[1]) + 1))
+
+
+def _registers(p: StripPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Registers behind those of sums, those of each kind used in turns: of weights, of the image."""
+    sums = p.tiles * p.words.panels.vectors
+    return {5: ((5,), (6, 7)), 6: ((6,), (7,))}.get(sums, ((4, 5), (6, 7)))
 
 
 def _write_copy(writer: Writer, p: StripPlan, copy: Copy) -> None:
@@ -159,51 +167,105 @@ def _write_pending(writer: Writer, p: StripPlan) -> None:
 
 
 def _write_finish(writer: Writer, p: StripPlan, vectors: int) -> None:
-    """`finish_V`: so many pixels of what is pending, each with V vectors of channels."""
+    """`finish_V`: so many pixels of what is pending, each with V vectors of channels, up to the end
+    of a row at a time.
+    """
     words, panels, column = p.words, p.words.panels, p.pixels[-1]
     items, lanes = words.epilogue.operands, p.words.panels.lanes
-    moving = [('out', words.out_strides)] + [(i.name, dict(i.strides)) for i in items]
+    width, broken = vectors * lanes, _is_broken(p)
+    moving = [('out', words.out_strides), *((i.name, dict(i.strides)) for i in items)]
     writer.open(
         f'static inline __attribute__((always_inline)) void finish_{vectors}(pending *f, '
         f'long pixels)'
     )
-    writer.open('for (long i = 0; i < pixels && f->left > 0; i++)')
-    gaps = p.copy is not None and p.copy.pitch > p.copy.across.size
-    if gaps:
-        assert p.copy is not None
-        writer.open(f'if (f->x < {p.copy.across.size})')
+    writer.line('long rest = min_long(pixels, f->left);')
+    writer.open('while (rest > 0)' if broken else '')
+    run = f'min_long(rest, {p.copy.across.size} - f->x)' if broken and p.copy else 'rest'
+    writer.line(f'const long run = {run};')
+    writer.line('const float *acc = f->acc;')
+    writer.line(f'{words.result} *out = f->out;')
+    for item in items:
+        writer.line(f'const {C_TYPES[item.dtype]} *{item.name} = f->{item.name};')
     even = panels.size % lanes == 0
-    if words.whole and stores_fours(vectors, lanes, words.whole):
-        count = str(lanes) if even else f'f->lanes - {(vectors - 1) * lanes}'
-        given = ''.join(f', f->{i.name}' for i in items)
-        writer.line(f'store_{vectors}(f->acc, f->out, {count}{given});')
-    else:
-        for v in range(vectors):
-            given = ''.join(
-                f', f->{i.name} + {v * lanes * i.stride(words.contraction.vector)}' for i in items
-            )
-            count = str(lanes)
-            if not even and v + 1 == vectors:
-                count = f'f->lanes - {v * lanes}'
-            place = f'f->acc + {v * lanes}, f->out + {v * lanes}'
-            writer.line(f'store_vector({place}, {count}{given});')
+    if not even:
+        writer.line('const long lanes = f->lanes;')
+    writer.open('for (long i = 0; i < run; i++)')
+
+    def place(name: str, strides: dict[str, int], v: int) -> str:
+        step = scaled('i', strides.get(column, 0))
+        return total([name, step, str(v * lanes * strides.get(words.contraction.vector, 0))])
+
+    at_once = words.whole is not None and stores_fours(vectors, lanes, words.whole)
+    for v in [0] if at_once else range(vectors):
+        last = at_once or v + 1 == vectors
+        count = str(lanes) if even or not last else f'lanes - {(vectors - 1) * lanes}'
+        given = ''.join(f', {place(i.name, dict(i.strides), v)}' for i in items)
+        name = f'store_{vectors}' if at_once else 'store_vector'
+        out = place('out', words.out_strides, v)
+        writer.line(f'{name}(acc + i * {width} + {v * lanes}, {out}, {count}{given});')
+    writer.close()
+    gap = p.copy.pitch - p.copy.across.size if p.copy else 0
     for name, steps in moving:
         if steps.get(column):
-            writer.line(f'f->{name} += {steps[column]};')
-    if gaps:
-        writer.close()
-    if p.copy:
-        writer.open(f'if (++f->x == {p.copy.pitch})')
+            writer.line(f'f->{name} = {name} + run * {steps[column]};')
+    writer.line(f'f->acc = acc + run * {width};')
+    writer.line('f->left -= run;')
+    if broken:
+        assert p.copy is not None
+        writer.line('rest -= run;')
+        writer.line('f->x += run;')
+        writer.open(f'if (f->x == {p.copy.across.size})')
         writer.line('f->x = 0;')
         for name, steps in moving:
-            jump = steps.get(p.copy.down.out, 0) - p.copy.across.size * steps.get(column, 0)
+            jump = _jump(p, steps)
             if jump:
                 writer.line(f'f->{name} += {jump};')
+        if gap:
+            writer.line(f'f->acc += {gap * width};')
+            writer.line(f'f->left -= {gap};')
+            writer.line(f'rest -= {gap};')
         writer.close()
-    writer.line(f'f->acc += {vectors * lanes};')
-    writer.line('f->left--;')
     writer.close(2)
     writer.line()
+
+
+def _write_fetch(writer: Writer, p: StripPlan, vectors: int) -> None:
+    """`fetch_V`: asks for lines that so many pixels from `first` on will be stored to, and for what
+    is added to them.
+    """
+    words, column = p.words, p.pixels[-1]
+    writer.open(
+        f'static inline __attribute__((always_inline)) void fetch_{vectors}(const pending *f, '
+        f'long first, long pixels)'
+    )
+    moving = [('out', words.out_strides, DTYPES[p.dot.group.output.dtype], ', 1')]
+    moving += [(i.name, dict(i.strides), DTYPES[i.dtype], '') for i in words.epilogue.operands]
+    writer.open('for (long i = first; i < first + pixels; i++)')
+    for name, strides, size, mode in moving:
+        step = strides.get(column, 0)
+        if step and strides.get(words.contraction.vector):
+            for at in range(0, vectors * words.panels.lanes, LINE // size):
+                place = total([f'f->{name}', scaled('i', step), str(at)])
+                writer.line(f'__builtin_prefetch({place}{mode});')
+    writer.close(2)
+    writer.line()
+
+
+def _jump(p: StripPlan, strides: Mapping[str, int]) -> int:
+    """Elements from behind the last pixel of a row to the first of the next."""
+    if p.copy is None:
+        return 0
+    row = strides.get(p.copy.down.out, 0)
+    return row - p.copy.across.size * strides.get(p.copy.across.out, 0)
+
+
+def _is_broken(p: StripPlan) -> bool:
+    """Whether something lies between the rows of a strip, there or in the result."""
+    if p.copy is None:
+        return False
+    items = p.words.epilogue.operands
+    moving = [p.words.out_strides, *(dict(i.strides) for i in items)]
+    return p.copy.pitch > p.copy.across.size or any(_jump(p, steps) for steps in moving)
 
 
 def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> None:
@@ -217,9 +279,11 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
     pixel = words.operand.strides[p.pixels[-1]]
     steps, rows = p.steps, p.rows
     share = -(-count * rows // (p.chunks * len(steps)))
+    of_weights, of_image = _registers(p)
     writer.open(
         f'static __attribute__((noinline)) void strip_{count}x{vectors}(const float *a, '
-        f'const float *b, float *acc, long last, const char *ahead, long lines, pending *f)'
+        f'const float *b, float *acc, long last, const char *ahead, long lines, pending *f, '
+        f'const pending *coming)'
     )
     writer.line(f'static const long steps[] = {{{", ".join(map(str, steps))}}};')
     sums = [(m, v) for m in range(count) for v in range(vectors)]
@@ -229,24 +293,28 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
 
     for m, v in sums:
         writer.line(f'TILE_ZERO({m * vectors + v});')
+    writer.line('long asked = 0;')
     writer.open(f'for (long chunk = 0; chunk < {p.chunks}; chunk++)')
     writer.open(f'for (long s = 0; s < {len(steps)}; s++)')
     writer.line('const float *from = a + steps[s];')
     writer.line('for (long j = 0; j < lines; j++)')
     writer.line(f'    __builtin_prefetch(ahead + j * {LINE}, 0, 2);')
     writer.line(f'ahead += lines * {LINE};')
+    writer.line(f'fetch_{vectors}(coming, asked, {share});')
+    writer.line(f'asked += {share};')
     writer.line(f'finish_{vectors}(f, {share});')
-    both = vectors <= len(WEIGHTS)
+    both = vectors <= len(of_weights)
     for v in range(vectors if both else 0):
-        writer.line(f'TILE_LOAD({WEIGHTS[v]}, b + {v * lanes}, {4 * width});')
+        writer.line(f'TILE_LOAD({of_weights[v]}, b + {v * lanes}, {4 * width});')
     for m in range(count):
+        image = of_image[m % len(of_image)]
         place = total(['from', f'{first(m)} * {pixel}' if m else ''])
-        writer.line(f'TILE_LOAD({IMAGE[m % 2]}, {place}, {4 * pixel});')
+        writer.line(f'TILE_LOAD({image}, {place}, {4 * pixel});')
         for v in range(vectors):
-            weights = WEIGHTS[v % 2]
+            weights = of_weights[v % len(of_weights)]
             if not both:
                 writer.line(f'TILE_LOAD({weights}, b + {v * lanes}, {4 * width});')
-            writer.line(f'TILE_DOT({m * vectors + v}, {IMAGE[m % 2]}, {weights});')
+            writer.line(f'TILE_DOT({m * vectors + v}, {image}, {weights});')
     writer.line(f'b += {deep * width};')
     writer.close()
     writer.line(f'a += {deep};')
@@ -262,8 +330,9 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
 def _config(p: StripPlan) -> str:
     """The 64 bytes that say which rows and columns every tile has: sums, weights, the image."""
     wide, deep = 4 * p.words.panels.lanes, p.words.deep
-    rows = [p.rows] * WEIGHTS[0] + [deep] * len(WEIGHTS) + [p.rows] * len(IMAGE)
-    columns = [wide] * IMAGE[0] + [4 * deep] * len(IMAGE)
+    weights, image = _registers(p)
+    rows = [p.rows] * weights[0] + [deep] * len(weights) + [p.rows] * len(image)
+    columns = [wide] * image[0] + [4 * deep] * len(image)
     pairs = [byte for size in columns for byte in (size & 255, size >> 8)]
     return ', '.join(map(str, [1, *[0] * 15, *pairs, *[0] * 16, *rows, *[0] * 8]))
 
@@ -284,7 +353,8 @@ def _write_part(writer: Writer, p: StripPlan) -> None:
     for item in words.epilogue.operands:
         place = inputs.get(item.tensor) or f'args->packed + {places[item.tensor]}'
         writer.line(f'const {C_TYPES[item.dtype]} *{item.name} = (const void *)({place});')
-    writer.line('pending f = {0};')
+    writer.line('pending both[2] = {{0}};')
+    writer.line('pending *made = both, *coming = both + 1;')
     writer.line('long turn = 0;')
     writer.line('tiles_begin();')
     writer.line('TILE_CONFIG(own);')
@@ -296,7 +366,7 @@ def _write_part(writer: Writer, p: StripPlan) -> None:
         _write_rows(writer, p, nest)
     widths = {panels.vectors, panels.tail_vectors}
     if len(widths) == 1:
-        writer.line(f'finish_{panels.vectors}(&f, f.left);')
+        writer.line(f'finish_{panels.vectors}(made, made->left);')
     writer.line('tiles_end();')
     writer.close()
 
@@ -376,11 +446,13 @@ def _write_tiles(
     writer.open(f'for (long at = block; at < end; at += {size})')
     writer.line('float *acc = sums + turn;')
     writer.line(f'turn ^= {size * panels.width};')
-    # The first register tile of a run asks for its own weights, later ones for the next panel.
+    # The first register tile of a run asks for its own weights, later ones for the next panel;
+    # blocks behind the first find them.
     writer.line(f'const long number = (at - block) / {size} - 1;')
     writer.line(f'const char *ahead = (const char *)weights + {tiles.AHEAD_BYTES};')
-    writer.line(f'long lines = number < 0 && (groups == 1 || k == {low}) ? {each} : 0;')
-    writer.open('if (next && number >= 0)')
+    writer.line('const int far = block == 0;')
+    writer.line(f'long lines = far && number < 0 && (groups == 1 || k == {low}) ? {each} : 0;')
+    writer.open('if (far && next && number >= 0)')
     writer.line(f'ahead = (const char *)weights + {bytes_} + number * share * {steps * LINE};')
     writer.line('lines = share;')
     writer.close()
@@ -393,6 +465,32 @@ def _write_tiles(
         writer.line(f'const long start = min_long(at, run - {rows});')
         writer.line(f'const long last = left > {rows} ? left - {rows} : 0;')
     writer.line(f'const float *tile = image_at + start * {pixel};')
+    tile_width = str(panels.width)
+    if narrow:
+        tile_width = f'(k + {panels.width} < {panels.size} ? {tile_width} : {panels.tail_width})'
+    first = 'at'
+    if p.copy and _is_broken(p):
+        pitch, inside = p.copy.pitch, p.copy.across.size
+        writer.line(f'const long x = at % {pitch}, gap = x < {inside} ? 0 : {pitch} - x;')
+        writer.line('const long first = at + gap;')
+        writer.line(f'coming->x = first % {pitch};')
+        first = 'first'
+    writer.line(f'coming->acc = acc + ({first} - start) * {tile_width};')
+    writer.line(f'coming->left = left - ({first} - at);')
+    out = f'(({words.result} *)args->out)'
+    moves = [('out', out, words.out_strides, words.out_const)]
+    moves += [(i.name, i.name, dict(i.strides), i.const) for i in words.epilogue.operands]
+    for name, base, strides, const in moves:
+        more = scaled(first, strides.get(column, 0))
+        if p.copy and _jump(p, strides):
+            more = scaled(f'({first} / {p.copy.pitch})', strides.get(p.copy.down.out, 0))
+            more = total([more, scaled('coming->x', strides.get(column, 0))])
+        elif p.copy and _is_broken(p):
+            steps = strides.get(column, 0)
+            places = f'({first} / {p.copy.pitch} * {p.copy.across.size} + coming->x)'
+            more = scaled(places, steps)
+        writer.line(f'coming->{name} = {total([base, place(strides, const), more])};')
+    writer.line(f'coming->lanes = min_long({panels.width}, {panels.size} - k);')
     counts = _counts(p)
     for vectors in sorted({panels.vectors, panels.tail_vectors}, reverse=True):
         if narrow:
@@ -401,38 +499,20 @@ def _write_tiles(
         for number, count in enumerate(counts):
             test = f'if (left <= {count * rows})' if count < counts[-1] else ''
             word = f'{"else " if number and test else ""}{test}' or ('else' if number else '')
-            call = f'strip_{count}x{vectors}(tile, weights, acc, last, ahead, lines, &f);'
+            call = f'strip_{count}x{vectors}(tile, weights, acc, last, ahead, lines, made, coming);'
             if word:
                 writer.line(word)
             writer.line(('    ' if word else '') + call)
         if narrow:
             writer.close()
-    writer.line('f.acc = acc;')
-    if not p.copy:
-        writer.line(f'f.acc += (at - start) * (k + {panels.width} < {panels.size} ? '
-                    f'{panels.width} : {panels.tail_width});')
-    out = f'(({words.result} *)args->out)'
-    moves = [('out', out, words.out_strides, words.out_const)]
-    moves += [(i.name, i.name, dict(i.strides), i.const) for i in words.epilogue.operands]
-    for name, base, strides, const in moves:
-        first = place(strides, const)
-        step = strides.get(column, 0)
-        if p.copy:
-            jump = strides.get(p.copy.down.out, 0)
-            inside = f'min_long(at % {p.copy.pitch}, {p.copy.across.size})'
-            more = [scaled(f'(at / {p.copy.pitch})', jump), scaled(inside, step)]
-        else:
-            more = [scaled('at', step)]
-        writer.line(f'f.{name} = {total([base, first, *more])};')
-    writer.line('f.left = left;')
-    if p.copy:
-        writer.line(f'f.x = at % {p.copy.pitch};')
-    writer.line(f'f.lanes = min_long({panels.width}, {panels.size} - k);')
+    writer.line('pending *const swap = made;')
+    writer.line('made = coming;')
+    writer.line('coming = swap;')
     writer.close()
     if narrow:
         writer.line(f'if (k + {panels.width} < {panels.size})')
-        writer.line(f'    finish_{panels.vectors}(&f, f.left);')
+        writer.line(f'    finish_{panels.vectors}(made, made->left);')
         writer.line('else')
-        writer.line(f'    finish_{panels.tail_vectors}(&f, f.left);')
+        writer.line(f'    finish_{panels.tail_vectors}(made, made->left);')
     writer.close(2)
 

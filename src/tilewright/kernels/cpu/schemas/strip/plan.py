@@ -25,7 +25,7 @@ from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract, vector_candidates
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.half_vectors import half_value
-from tilewright.kernels.cpu.isa.tiles import MOST_SUMS, depth
+from tilewright.kernels.cpu.isa.tiles import depth
 from tilewright.kernels.cpu.nest import part_extents, part_sets
 from tilewright.kernels.cpu.pointwise import access_strides, typed_epilogue
 from tilewright.kernels.cpu.schemas.channelwise.plan import Slide, slide
@@ -48,7 +48,8 @@ from tilewright.ops.integer import IN_BYTES, Words, factors, in_words
 from tilewright.schedule.schedule import Level, Schedule
 
 TILES, BLOCK = 'tiles', 'block'  # options: of pixels in a micro-kernel; of those between two panels
-SHAPES = ((2, 2), (4, 1), (1, 4), (3, 1), (1, 2), (2, 1), (1, 1))  # tiles of pixels, of channels
+# Tiles of pixels, of channels; those of one more hold sums, and at least one of each is multiplied.
+SHAPES = ((2, 2), (6, 1), (5, 1), (4, 1), (1, 4), (3, 1), (1, 2), (2, 1), (1, 1))
 BLOCKS = (1, 2, 4, 8, 1 << 16)
 LEAST_PIXELS = 7  # of a row, or of a strip; with fewer vectors are as fast
 
@@ -170,6 +171,8 @@ def _why_no_strips(group: Group, products: int) -> str:
     strides, _ = access_strides(group, stage.write)
     if strides.get(vector) != 1:
         return f'{group.label}: channels of the result do not lie side by side'
+    if not all(s.is_affine and not set(s.expr.iterators()) for s in group.stages):
+        return f'{group.label}: what follows its sums is not found affinely'
     items = typed_epilogue(group).operands
     if any(item.stride(vector) not in (0, 1) for item in items):
         return f'{group.label}: what is added to its sums does not lie along its channels'
@@ -231,10 +234,10 @@ def plan_strip(group: Group, schedule: Schedule) -> StripPlan:
     contraction, reg = contract(form.group, schedule.vector), schedule.reg.tile
     vectors, options = reg[schedule.vector] // isa.lanes, dict(schedule.options)
     tiles, block = options.get(TILES, 0), options.get(BLOCK, 0)
-    if reg[schedule.vector] % isa.lanes or not 1 <= tiles * vectors <= MOST_SUMS or block < 1:
+    if reg[schedule.vector] % isa.lanes or (tiles, vectors) not in SHAPES or block < 1:
         raise ScheduleError(
-            f'{group.label}: {tiles} x {vectors} tiles of sums in blocks of {block}; there is room '
-            f'for 1 to {MOST_SUMS}: choose a smaller register tile'
+            f'{group.label}: {tiles} x {vectors} tiles of sums in blocks of {block} are not what '
+            f'registers hold: {", ".join(f"{m} x {v}" for m, v in SHAPES)}'
         )
     cut = {d for d, _ in schedule.parallel}
     pixels = contraction.pixels

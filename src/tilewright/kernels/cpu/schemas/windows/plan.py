@@ -115,13 +115,13 @@ def tile_at(across: Slide, first: int, count: int) -> Tile:
 
 def why_not(group: Group) -> str:
     """Why the schema cannot compute a group; '' where it can, on a machine with f16."""
-    found = _roles(group) if group.half == 'f16' and parts(group) == (group,) else None
+    found = window_roles(group) if group.half == 'f16' and parts(group) == (group,) else None
     if found is None or group.stages[0] is not group.main:
         return f'{group.label} is not a window of f16 over every channel alone, channels innermost'
     return why_no_epilogue(group, found[3])
 
 
-def _factors(group: Group) -> tuple[Access, Access | None] | None:
+def window_factors(group: Group, dtype: str = 'f16') -> tuple[Access, Access | None] | None:
     """(image, weights) of products, the image alone of maxima and sums."""
     stage = group.main
     if stage.combiner in ('max', 'min', 'sum') and stage.expr == read(0) and len(stage.reads) == 1:
@@ -134,18 +134,20 @@ def _factors(group: Group) -> tuple[Access, Access | None] | None:
     if group.tensor(image.tensor).role == 'constant':
         image, weights = weights, image
     kept = group.tensor(weights.tensor)
-    return (image, weights) if (kept.role, kept.dtype) == ('constant', 'f16') else None
+    return (image, weights) if (kept.role, kept.dtype) == ('constant', dtype) else None
 
 
-def _roles(group: Group) -> tuple[str, Slide, Slide, str] | None:
+def window_roles(
+    group: Group, dtype: str = 'f16'
+) -> tuple[str, Slide, Slide, str] | None:
     """(batch, rows, columns, channel), where the accesses are those of the module's first lines."""
-    stage, found = group.main, _factors(group)
+    stage, found = group.main, window_factors(group, dtype)
     if found is None:
         return None
     image, weights = found
     tensor = group.tensor(image.tensor)
     write, index = stage.write.index, image.index
-    if len(tensor.shape) != 4 or len(write) != 4 or tensor.dtype != 'f16':
+    if len(tensor.shape) != 4 or len(write) != 4 or tensor.dtype != dtype:
         return None
     if any(len(e.terms) != 1 or e.terms[0][1] != 1 or e.const for e in write):
         return None
@@ -173,7 +175,7 @@ def _roles(group: Group) -> tuple[str, Slide, Slide, str] | None:
 def plan_windows(group: Group, schedule: Schedule) -> WindowsPlan:
     """[Group, Schedule] -> [WindowsPlan]"""
     reason = why_not(group)
-    roles, found = _roles(group), _factors(group)
+    roles, found = window_roles(group), window_factors(group)
     if reason or roles is None or found is None:
         raise ScheduleError(reason)
     batch, down, across, channel = roles
@@ -191,7 +193,7 @@ def plan_windows(group: Group, schedule: Schedule) -> WindowsPlan:
 
 
 def _schedule(group: Group, isa: str, pixels: int, cut: tuple[tuple[str, int], ...]) -> Schedule:
-    roles = _roles(group)
+    roles = window_roles(group)
     assert roles is not None
     stage, (_, _, across, channel) = group.main, roles
     order, tile = register_order(stage), dict.fromkeys(stage.sizes, 1)
@@ -204,7 +206,7 @@ def _schedule(group: Group, isa: str, pixels: int, cut: tuple[tuple[str, int], .
 
 def window_choices(group: Group, isa: str, threads: int, _levels: int) -> Iterator[Schedule]:
     """Some register tiles, with rows or channels cut between threads."""
-    roles = _roles(group)
+    roles = window_roles(group)
     if roles is None or not half_isa(isa):
         return
     stage, (_, down, _, channel) = group.main, roles
@@ -219,7 +221,7 @@ def draw_windows(
     """Any number of pixels and any cut."""
     if not half_isa(isa) or why_not(group):
         return None
-    roles = _roles(group)
+    roles = window_roles(group)
     assert roles is not None
     cuts = cuts_up_to(group.main, most_threads, (roles[1].out, roles[3]))
     return _schedule(group, isa, random.randint(1, 9), random.choice(cuts))
