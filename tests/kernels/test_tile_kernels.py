@@ -387,7 +387,7 @@ def test_products_of_any_depth_have_schedules_that_can_be_planned(depth: int) ->
         (bound(matmul(m=64, n=1024, k=depth), 'u8', 0), rank_dot),
     ):
         for candidate in rank(group, machine, 2, 4):
-            assert 'tw_run' in generate(flatten(group), candidate.schedule)
+            assert 'tw_part' in generate(flatten(group), candidate.schedule)
 
 
 def test_tiles_that_cut_words_are_refused() -> None:

@@ -169,6 +169,24 @@ INLINE float erf_near_f32(float x)
     'bits_f32',
 )
 _define(
+    'tanh_near_f32',
+    """
+/* Lambert's continued fraction, cut off where it reaches 1: within 1e-4, exact near 0. */
+INLINE float tanh_near_f32(float x)
+{
+    const float least = pick_f32(x < -4.97f, -4.97f, x), y = pick_f32(least > 4.97f, 4.97f, least);
+    const float square = y * y;
+    float p = square + 378.0f, q = square * 28.0f + 3150.0f;
+    p = p * square + 17325.0f;
+    q = q * square + 62370.0f;
+    p = p * square + 135135.0f;
+    q = q * square + 135135.0f;
+    return y * p / q;
+}
+""",
+    'bits_f32',
+)
+_define(
     'log_f32',
     """
 /* x = 2^n m with sqrt(1/2) <= m < sqrt(2); subnormal numbers are scaled first. */

@@ -6,15 +6,17 @@ best first; none on a machine without tiles. There are so few schedules that eac
 
 from __future__ import annotations
 
+from tilewright.kernels.cpu.schemas.half.words import PRODUCTS
 from tilewright.kernels.cpu.schemas.strip.plan import strip_choices
 from tilewright.machine.isa import tile_isa
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.strip_time import predict_strip
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
-from tilewright.ops.integer import factors
+from tilewright.ops.integer import IN_BYTES, factors, in_words
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.search.cpu.rank import Candidate
+from tilewright.search.cpu.rank_tile_rows import rank_tile_rows
 
 
 def rank_strip(
@@ -34,6 +36,9 @@ def rank_byte_strip(
 def _ranked(group: Group, machine: Machine, threads: int, top: int) -> tuple[Candidate, ...]:
     flat = flatten(group)
     dtype = flat.tensor(factors(flat)[0].tensor).dtype
+    form = in_words(flat, PRODUCTS if dtype == 'bf16' else IN_BYTES)
+    if form is not None and rank_tile_rows(form.group, machine.in_tiles(dtype), threads):
+        return ()  # weights come from memory, which the schedules of rows ask for ahead
     found = [
         Candidate(schedule, predict_strip(flat, schedule, machine))
         for schedule in strip_choices(flat, tile_isa(machine.isa), dtype, threads)

@@ -28,6 +28,7 @@ from tilewright.search.cpu.rank_outer import even
 
 ROWS_SHARE = 0.6  # of the second cache, for the rows that panels are multiplied with
 EVEN = 1.1  # threads of a cut that may have so much more to do than in the mean
+FAR_BYTES = 1 << 19  # of weights: in a network, near caches do not keep them
 WORD = 4
 
 
@@ -63,13 +64,14 @@ def rank_tile_rows(group: Group, machine: Machine, threads: int) -> list[Schedul
 
 
 def _applies(group: Group, contraction: Contraction, isa: Isa) -> bool:
-    """Whether a group is a product of many rows, in place, with constant weights."""
+    """Whether a group is a product of many rows, in place, with weights from memory."""
     constant = group.tensor(contraction.b.tensor).role == 'constant'
     plain = len(contraction.pixels) == 1 and contraction.reduction == (contraction.loop,)
     if not constant or not plain or contraction.batch or contraction.columns:
         return False
     many = group.main.sizes[contraction.pixels[0]] > isa.rows
-    return many and rows_in_place(group, contraction)
+    far = WORD * group.tensor(contraction.b.tensor).size >= FAR_BYTES
+    return many and far and rows_in_place(group, contraction)
 
 
 def _best_first(

@@ -81,7 +81,8 @@ class MicroKernel:
 
     Kernels of tiles (tiles.py) multiply `deep` words of every pixel at once. They are neighbours of
     the loop, and vectors of a step lie `deep` iterations of it together; or with `taps` of steps.
-    The function is given the shapes that the tiles of its thread have.
+    The function is given the shapes that the tiles of its thread have. In every step it finishes
+    `behind` pixels of the tile before it, whose sums are told it as well (schemas/outer/behind.py).
     """
 
     isa: str
@@ -103,6 +104,7 @@ class MicroKernel:
     finish: Finish | None = None
     deep: int = 0
     taps: bool = False
+    behind: int = 0
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -243,6 +245,7 @@ def function(kernel: MicroKernel, body: list[str]) -> str:
     more = f', const {weight} *next' if kernel.fetch else ''
     more += ', long stride' if kernel.varies else ''
     more += ', const void **shape' if kernel.deep else ''
+    more += ', pending *f' if kernel.behind else ''
     head = (
         f'static __attribute__((noinline)) void {kernel.name}(const float *a, const {weight} *b, '
         f'float *acc, long count, long resume{more})'

@@ -209,8 +209,12 @@ def emit(kernel: micro.MicroKernel) -> str:
     elif kernel.b_ahead:
         body.append(f'        TILE_AHEAD(b, {4 * kernel.deep * width});')
     body += [f'        {line}' for line in inner]
+    if kernel.behind:
+        body.append(f'        finish(f, {kernel.behind});')
     body.append(f'        b += {kernel.deep * width};')
     body += ['    }', f'    a += {step};', '}']
+    if kernel.behind:
+        body.append('finish(f, f->left);')
     body += [f'TILE_STORE({number}, {place}, {step});' for number, place, step in sums]
     return micro.function(kernel, body)
 

@@ -27,6 +27,7 @@ from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand as EpilogueOperand
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
+from tilewright.kernels.cpu.schemas.outer.behind import write_behind
 from tilewright.kernels.cpu.schemas.outer.finish import Finished
 from tilewright.kernels.cpu.schemas.outer.panels import (
     constant_offsets,
@@ -34,7 +35,7 @@ from tilewright.kernels.cpu.schemas.outer.panels import (
     write_panels,
 )
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan, blocks
-from tilewright.kernels.cpu.schemas.outer.store import fetched, write_store
+from tilewright.kernels.cpu.schemas.outer.store import fetched, write_fetch, write_store
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 
@@ -64,6 +65,8 @@ def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
     if p.deep:
         writer.lines += tiles.prologue(p.schedule.isa, p.schedule.dtype).splitlines()
         writer.line()
+    if p.behind:
+        write_behind(writer, p)
     a_ahead = a_ahead and (bool(p.schedule.pack) or p.operand.strides.get(p.contraction.loop) != 1)
     for vectors in sorted({p.panels.vectors, p.panels.tail_vectors}):
         for extents in p.pixel_extents:
@@ -81,6 +84,9 @@ def write_kernels(writer: Writer, p: OuterPlan, a_ahead: bool = True) -> None:
                 places = pixel_places(p, extents)
                 writer.lines += emit_near(kernel, places, p.near.value).splitlines()
                 writer.line()
+    if p.behind:
+        write_fetch(writer, p)
+        return
     write_store(writer, p, [v for v in variants(p) if not is_done(p, *v)])
 
 
@@ -158,6 +164,7 @@ def _micro(p: OuterPlan, extents: tuple[int, ...], vectors: int) -> micro.MicroK
         finish=_finish(p, [place(p.out_strides, point) for point in pixels]),
         deep=p.deep,
         taps=p.taps,
+        behind=-(-math.prod(extents) * p.deep // p.panels.points) if p.behind else 0,
     )
 
 
@@ -214,6 +221,9 @@ def write_nest(writer: Writer, p: OuterPlan, pointer: Callable[[str], str], fill
     if p.deep:
         writer.line('const void *shape = NULL;')
         writer.line('tiles_begin();')
+    if p.behind:
+        writer.line('pending f = {0};')
+        writer.line('long turn = 0;')
     nest = Nest(stage, schedule, writer)
     nest.open_parts()
     if p.moving:
@@ -227,6 +237,8 @@ def write_nest(writer: Writer, p: OuterPlan, pointer: Callable[[str], str], fill
             nest.open_loop(reg, name)
     _write_tile(writer, p, nest, origin, kept)
     nest.close()
+    if p.behind:
+        writer.line('finish(&f, f.left);')
     if p.deep:
         writer.line('tiles_end();')
 
@@ -328,14 +340,30 @@ def _write_tile(
         ]
         place.append(f'({at(v)} - {first[v]})')
         writer.line(f'float *acc = accumulators + {total(place)};')
+    elif p.behind:
+        writer.line('float *acc = accumulators + turn;')
+        writer.line(f'turn ^= {p.acc_floats};')
     elif not all(is_done(p, *v) for v in variants(p)):
         writer.line('float *acc = accumulators;')
     _write_store_fetch(writer, p, nest)
     alone = _write_finishing(writer, p, nest)
     _write_calls(writer, p, nest, width)
+    if p.behind:
+        _write_pending(writer, p, nest)
+        return
     _write_store_call(writer, p, nest)
     if alone:
         writer.close()
+
+
+def _write_pending(writer: Writer, p: OuterPlan, nest: Nest) -> None:
+    """What the next micro-kernel finishes."""
+    low, high = nest.at(p.contraction.pixels[0])
+    writer.line('f.acc = acc;')
+    writer.line(f'f.out = {_out(p)} + {_result_place(p, nest)};')
+    for item in p.epilogue.operands:
+        writer.line(f'f.{item.name} = {item.name} + {_operand_place(p, nest, item)};')
+    writer.line(f'f.left = {high} - {low};')
 
 
 def _write_finishing(writer: Writer, p: OuterPlan, nest: Nest) -> bool:
@@ -416,7 +444,7 @@ def _write_calls(writer: Writer, p: OuterPlan, nest: Nest, width: str) -> None:
         arguments += ', next'
         arguments += f', {p.ahead.floats} * sizeof *next' if p.ahead.most else ''
     if p.deep:
-        arguments += ', &shape'
+        arguments += ', &shape, &f' if p.behind else ', &shape'
     _dispatch(
         writer,
         p,

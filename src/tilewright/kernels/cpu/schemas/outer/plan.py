@@ -121,6 +121,18 @@ class OuterPlan:
         return alone and fits and self.panels.points * (whole - run) < TURN_CYCLES * whole / 2
 
     @property
+    def behind(self) -> bool:
+        """Whether what follows sums is computed behind the next tile's (behind.py): in tiles, whose
+        sums are whole, and all of whose lanes are stored.
+        """
+        c, panels = self.contraction, self.panels
+        if not self.deep or self.whole is None or self.persistent or self.near or c.outer:
+            return False
+        if len(c.pixels) != 1 or not c.loop or self.run or self.moving:
+            return False
+        return panels.size % panels.width == 0 and self.out_strides.get(c.vector) == 1
+
+    @property
     def functions(self) -> tuple[str, ...]:
         """Functions that are called before or behind the sums."""
         before = self.front.functions if self.front else ()
@@ -162,7 +174,8 @@ class OuterPlan:
     @property
     def scratch_floats(self) -> int:
         """Floats that a thread works in: the copied tile, accumulators, panels that it packs."""
-        own = abi.aligned(self.operand.size + 16) + abi.aligned(self.acc_floats)
+        tiles = 2 if self.behind else 1
+        own = abi.aligned(self.operand.size + 16) + abi.aligned(tiles * self.acc_floats)
         return own + (abi.aligned(self.panel_floats) if self.moving else 0)
 
 

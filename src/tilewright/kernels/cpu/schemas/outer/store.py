@@ -56,7 +56,7 @@ def write_store(
     pixels and vectors of register tiles.
     """
     if p.finish:
-        _write_fetch(writer, p)
+        write_fetch(writer, p)
         return
     if isinstance(p.whole, HalfValue):
         write_half_vectors(writer, p, p.whole)
@@ -74,10 +74,10 @@ def write_store(
         _write_pixel_row(writer, p)
     for extents, vectors in variants:
         _write_tile_store(writer, p, extents, vectors)
-    _write_fetch(writer, p)
+    write_fetch(writer, p)
 
 
-def _write_fetch(writer: Writer, p: OuterPlan) -> None:
+def write_fetch(writer: Writer, p: OuterPlan) -> None:
     """Ask for the lines that a full register tile will be stored to: the ends of each of its rows.
 
     Without it every store to a line that is not in the first cache waits for it; Y0 of MOpt's
