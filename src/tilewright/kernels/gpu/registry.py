@@ -21,7 +21,7 @@ from tilewright.kernels.gpu.schemas.inner import INNER
 from tilewright.kernels.gpu.schemas.library import LIBRARIES
 from tilewright.kernels.gpu.schemas.patch import PATCH, STRIP
 from tilewright.kernels.gpu.schemas.recurrence import MATRIX_STEPS, PERSISTENT, RECURRENCE
-from tilewright.kernels.gpu.schemas.normal_rows import ROWS
+from tilewright.kernels.gpu.schemas.rows import ROWS
 from tilewright.kernels.gpu.schemas.scatter import SCATTER
 from tilewright.kernels.gpu.schemas.sums import SUMS
 from tilewright.kernels.gpu.schemas.tiled import TILED

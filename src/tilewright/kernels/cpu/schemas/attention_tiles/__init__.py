@@ -22,5 +22,4 @@ ATTENTION_TILES = CpuSchema(
     any_dtype=True,
     storage=('register', 'cache'),
     tiles=True,
-    fixed=True,
 )

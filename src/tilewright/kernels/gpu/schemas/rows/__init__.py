@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.kernels.gpu.schema import GpuSchema
-from tilewright.kernels.gpu.schemas.normal_rows.code import NAME, generate, propose
+from tilewright.kernels.gpu.schemas.rows.code import NAME, generate, propose
 
 ROWS = GpuSchema(
     name=NAME,

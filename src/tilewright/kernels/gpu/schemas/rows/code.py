@@ -31,7 +31,7 @@ from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.schema import RESERVED
 from tilewright.kernels.gpu.schemas.general import code as general
-from tilewright.kernels.gpu.schemas.normal_rows import lanes as by_lanes
+from tilewright.kernels.gpu.schemas.rows import lanes as by_lanes
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.dtypes import DTYPES
