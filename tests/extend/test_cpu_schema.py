@@ -247,7 +247,7 @@ def test_it_is_listed_and_gone_when_it_is_unregistered():
             SCHEMAS.register(ROWS)
     finally:
         SCHEMAS.unregister(NAME)
-    with pytest.raises(ScheduleError, match=r"'rows' is not a CPU schema.*attention$"):
+    with pytest.raises(ScheduleError, match=r"'rows' is not a CPU schema.*normal_rows$"):
         generate(PRODUCT, schedule_of(PRODUCT, 'avx2', 4))
     with pytest.raises(InputError, match='neither choices nor a rank'):
         replace(ROWS, choices=None)
@@ -272,6 +272,8 @@ def test_a_dtype_or_storage_that_no_schema_offers_is_refused(rows):
         assert {c.schedule.schema for c in found.candidates} <= schemas
     far = replace(conv, storage=(('Acc0', 'global'),))
     with pytest.raises(
-        InputError, match=r"storage 'global'.*register \(outer.*cache \(general, chain, attention\)"
+        InputError,
+        match=r"storage 'global'.*register \(outer.*cache \(general, chain, attention, "
+        r'attention_tiles\)',
     ):
         tw.optimize(far, MACHINE, measure=False, threads=1)

@@ -20,8 +20,8 @@ from tilewright.kernels.cpu.generate import compiler_flags, generate
 from tilewright.kernels.cpu.schemas.attention.space import made
 from tilewright.kernels.cpu.schemas.attention_tiles.plan import plan_tiled_attention, why_not
 from tilewright.kernels.cpu.schemas.attention_tiles.space import tiled_attention_choices
-from tilewright.kernels.cpu.schemas.rows.plan import row_choices
-from tilewright.kernels.cpu.schemas.rows.plan import why_not as why_no_rows
+from tilewright.kernels.cpu.schemas.normal_rows.plan import row_choices
+from tilewright.kernels.cpu.schemas.normal_rows.plan import why_not as why_no_rows
 from tilewright.machine.known import known_machine
 from tilewright.ops.attention import read_attention
 from tilewright.ops.flatten import flatten

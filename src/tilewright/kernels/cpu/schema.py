@@ -214,7 +214,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',
         f'{_FOLDERS}.attention_tiles:ATTENTION_TILES',
-        f'{_FOLDERS}.rows:ROWS',
+        f'{_FOLDERS}.normal_rows:NORMAL_ROWS',
     ),
 )
 

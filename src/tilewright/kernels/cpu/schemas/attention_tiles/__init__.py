@@ -22,4 +22,5 @@ ATTENTION_TILES = CpuSchema(
     any_dtype=True,
     storage=('register', 'cache'),
     tiles=True,
+    fixed=True,
 )

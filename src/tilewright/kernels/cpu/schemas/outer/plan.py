@@ -47,7 +47,7 @@ class Ahead:
 
     Micro-kernels of tiles ask for lines that lie `apart` floats from each other, each the next of a
     stream of its own, which together are the next panel: caches follow every stream and bring what
-    comes behind it. Asked for line by line, memory gave 27 GB/s on a Xeon, in eight streams 53.
+    comes behind it, and have more under way the more there are.
     """
 
     dim: str

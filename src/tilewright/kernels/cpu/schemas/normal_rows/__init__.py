@@ -2,8 +2,8 @@
 
 from tilewright.kernels.cpu.schema import CpuSchema
 from tilewright.kernels.cpu.schemas.general.code import FLAGS
-from tilewright.kernels.cpu.schemas.rows.code import generate
-from tilewright.kernels.cpu.schemas.rows.plan import (
+from tilewright.kernels.cpu.schemas.normal_rows.code import generate
+from tilewright.kernels.cpu.schemas.normal_rows.plan import (
     plan_rows,
     row_choices,
     row_lines,
@@ -11,8 +11,8 @@ from tilewright.kernels.cpu.schemas.rows.plan import (
     why_not,
 )
 
-ROWS = CpuSchema(
-    name='rows',
+NORMAL_ROWS = CpuSchema(
+    name='normal_rows',
     words='rows by their sums, on vectors',
     plan=plan_rows,
     generate=generate,
@@ -26,4 +26,5 @@ ROWS = CpuSchema(
     any_dtype=True,
     registers=False,
     tiles=True,
+    fixed=True,
 )

@@ -17,7 +17,7 @@ from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.half_vectors import HalfValue
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import typed_text
-from tilewright.kernels.cpu.schemas.rows.plan import Formula, RowsPlan, by_inverses
+from tilewright.kernels.cpu.schemas.normal_rows.plan import Formula, RowsPlan, by_inverses
 from tilewright.kernels.cpu.vector_epilogue import VectorTexts, broadcast
 from tilewright.kernels.cpu.writer import Writer
 from tilewright.machine.isa import ISAS

@@ -99,7 +99,7 @@ def row_choices(group: Group, isa: str, threads: int, _levels: int) -> Iterator[
     ways = min(threads, row.size)
     reg = Level.of('reg', (row.name, along.name), {row.name: 1, along.name: along.size})
     cut = ((row.name, ways),) if ways > 1 else ()
-    yield Schedule('rows', name, along.name, (reg,), cut, '', (), 'bf16', 'f32')
+    yield Schedule('normal_rows', name, along.name, (reg,), cut, '', (), 'bf16', 'f32')
 
 
 def row_work(group: Group, _schedule: Schedule) -> Work:
