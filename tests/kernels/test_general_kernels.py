@@ -195,6 +195,14 @@ def test_right_and_inside(group: Group, threads: int) -> None:
     assert made.ok, f'{threads} threads: {made.message}'
 
 
+def test_windows_over_images_are_cut_between_rows() -> None:
+    """As the convolutions around them are; rows that divide badly leave that to channels."""
+    for out, cut in ((27, 'h'), (7, 'nc')):
+        group = flatten(pool((1, 64, 2 * out + 1, 2 * out + 1), 3, 2))
+        schedule = general_schedule(group, 'avx2', 2, 1)
+        assert [name for name, _ in schedule.parallel] == [cut], group.label
+
+
 def test_code_for_other_instruction_sets(isa: str, tools, compute) -> None:
     for group in (GROUPS[0], GROUPS[9], softmax((3, 40)), arg_extreme((5, 20), 1, 'max')):
         arrays = verify.random_arrays(group, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.runtime.cpu.calls import ALIGNMENT
-from tilewright.runtime.cpu.rooms import SharedMemory
+from tilewright.runtime.cpu.rooms import HUGE_BYTES, SharedMemory, room
 
 
 def block(size: int, seed: int) -> np.ndarray:
@@ -42,3 +42,11 @@ def test_nothing_new_takes_no_room():
     memory, words = SharedMemory(), block(64, 0)
     memory.constants('net', {('a', 'words'): words})
     assert memory.constants('net', {('b', 'words'): words.copy()})['b', 'words'] is words
+
+
+def test_rooms_of_half_a_huge_page_begin_with_one():
+    for size in (HUGE_BYTES // 2, HUGE_BYTES + 1):
+        made = room('net', 'its values', size)
+        assert made.nbytes == size
+        assert address(made) % HUGE_BYTES == 0
+    assert room('net', 'its values', 100).nbytes == 100
