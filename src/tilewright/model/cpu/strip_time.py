@@ -28,6 +28,7 @@ from tilewright.ops.integer import factors
 from tilewright.schedule.schedule import Schedule
 
 NEAR_SHARE = 0.8  # of the first cache that weights and pixels may fill
+IN_FLIGHT = 2.0  # sums that are made in turns, at least, for products not to wait
 LOAD_SHARE = 0.3  # of a product: a tile that is loaded from the first cache
 STORE_CYCLES, OPERAND_CYCLES = 6.0, 2.5  # of a vector of sums, of one more operand along it
 CALL_CYCLES = 40  # of a micro-kernel, around its products
@@ -95,15 +96,20 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     vectors = -(-sizes[schedule.vector] // isa.lanes)
     width = words.panels.vectors
     panels, steps = -(-vectors // width), p.chunks * len(p.steps)
-    products = runs * tiles * vectors * steps
-    calls = runs * -(-tiles // p.tiles) * panels
+    groups, blocks = -(-tiles // p.tiles), -(-tiles // (p.tiles * p.block))
+    products, calls = runs * tiles * vectors * steps, runs * groups * panels
+
+    def slower(count: int) -> float:
+        return max(1.0, IN_FLIGHT / (count * width))
+
+    last = tiles - (groups - 1) * p.tiles
+    waits = ((groups - 1) * p.tiles * slower(p.tiles) + last * slower(last)) / tiles
     # Tiles are loaded from the first cache or from the second.
     near = NEAR_SHARE * machine.capacity_bytes(0, threads)
     second = machine.bandwidth_gbps(1, threads) * 1e9 / threads
     taps = 1 if words.taps else math.prod(sizes[d] for d in p.contraction.unrolled)
     pixel = 4 * math.prod(sizes[d] for d in p.contraction.reduction) / taps
     panel = 4 * words.panels.points * words.panels.width
-    groups, blocks = -(-tiles // p.tiles), -(-tiles // (p.tiles * p.block))
     again = blocks if panel + p.tiles * p.rows * pixel <= near else groups
     block = min(tiles, p.tiles * p.block) * p.rows * pixel
     passes = 1 if panel + block <= near else panels
@@ -118,15 +124,15 @@ def _parts(p: StripPlan, machine: Machine) -> Parts:
     ]
     stored = runs * tiles * p.rows * vectors
     stores = stored * (STORE_CYCLES + OPERAND_CYCLES * len(along)) * cycle
-    last = p.tiles * p.rows * width * STORE_CYCLES * cycle
-    copies = last + (3 * 4 * words.operand.size * runs / second if p.copy else 0.0)
+    unhidden = p.tiles * p.rows * width * STORE_CYCLES * cycle
+    copies = unhidden + (3 * 4 * words.operand.size * runs / second if p.copy else 0.0)
     beyond = machine.bandwidth_gbps(min(2, len(machine.caches)), threads) * 1e9 / threads
     far = 4.0 * vectors * isa.lanes * words.panels.points
     cut = dict(schedule.parallel)
     if schedule.vector in cut:
         far += shared_bytes(p.dot.group, cut[schedule.vector])
     return Parts(
-        products * product,
+        products * product * waits,
         loads,
         stores,
         copies,

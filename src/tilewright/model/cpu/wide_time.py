@@ -1,8 +1,8 @@
 """The time of windows of bf16 in vectors of float32: instructions of two pipes, or memory.
 
 Goes in: a group, a schedule with schema 'wide', a machine. Comes out: a `Prediction`.
-Multiply-adds, two instructions that widen each vector that is loaded and four that finish and round each result
-share the same pipes.
+Multiply-adds, two instructions that widen each vector that is loaded and four that finish and round
+each result share the same pipes.
 """
 
 from __future__ import annotations

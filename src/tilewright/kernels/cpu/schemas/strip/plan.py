@@ -275,7 +275,10 @@ def plan_strip(group: Group, schedule: Schedule) -> StripPlan:
     else:
         words = with_epilogue(group, words)
     dot = DotPlan(group, words, form, IN_BYTES if bytes_ else PRODUCTS, False, True)
-    return StripPlan(dot, copy, pixels, rows, tiles, block)
+    plan = StripPlan(dot, copy, pixels, rows, tiles, block)
+    # As many register tiles, but even ones: few sums wait for each other.
+    run = strip_pixels(plan)[1]
+    return replace(plan, tiles=-(-run // -(-run // tiles)))
 
 
 def _words(
