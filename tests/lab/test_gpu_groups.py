@@ -294,13 +294,10 @@ def test_the_set_that_is_kept_is_large_and_its_parts_share_nothing() -> None:
     cores = [{core(rows.group).digest for rows in part} for part in (data.train, data.test)]
     assert not cores[0] & cores[1]
     assert sum(len(rows) >= 200 for rows in data.test) >= 10
-    assert rows_in(data.train) > 20_000
+    assert rows_in(data.train) > 100_000
     assert {name for rows in data.test for name in rows.networks} >= {
         'resnet18', 'resnet34', 'mobilenet_v1', 'squeezenet',
     }  # fmt: skip
     kinds = {(s.schema, s.intrinsic) for rows in data.test for s in rows.schedules}
-    later = {  # than the data
-        kind for kind in DECISIONS
-        if kind[0] in ('strip', 'winograd') or kind[1] == 'wgmma_tf32_bf16'
-    }  # fmt: skip
-    assert kinds == set(DECISIONS) - later
+    rare = {kind for kind in DECISIONS if kind[0] == 'winograd'}  # one of many samples is legal
+    assert kinds == set(DECISIONS) - rare

@@ -147,11 +147,13 @@ STRIP = replace(
     probes=(
         Probe(
             {'bp': 128, 'bk': 32, 'tk': 32, 'tp': 32, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0},
-            'mma_tf32x3', features=False,
+            'mma_tf32x3',
+            features=False,
         ),
         Probe(
             {'bp': 128, 'bk': 64, 'tk': 64, 'tp': 64, 'kb': 8, 'split': 1, 'joint': 0, **_TWO},
-            'wgmma_tf32_bf16', features=False,
+            'wgmma_tf32_bf16',
+            features=False,
         ),
     ),
 )
