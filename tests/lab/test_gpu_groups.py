@@ -46,6 +46,7 @@ from tilewright_lab.collect.groups import GROUPS, LAYOUT, by_reference
 from tilewright_lab.collect.meter import Row, host_meter
 from tilewright_lab.collect.rows import read_rows
 from tilewright_lab.collect.sets import RowSets, chunks
+from tilewright_lab.scripts import gpu_groups
 
 H200 = known_gpu('h200')
 CONV = conv2d(c=16, h=10, w=10, k=32, r=3, s=3, pad=1, bias=True, activation='relu')
@@ -265,6 +266,26 @@ def test_a_run_on_the_host(tmp_path: Path) -> None:
     assert data.machine is not None
 
 
+def test_rows_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = elementwise(ACTIVATIONS['relu'], (1, 2, 3, 4), name='relu')
+    before = tmp_path / 'before'
+    sets = RowSets(before, LAYOUT)
+    for threads in (32, 64, 128):
+        schedule = GpuSchedule.of('general', threads=threads, lanes=1)
+        sets.add(Row(group.digest, schedule, 'ok', 1e9))
+    sets.close()
+    (before / 'groups.json').write_text(catalogue_text({group.digest: Known(group, 'test', {})}))
+    words = 'repeat --most 2 --target host --architecture= --workers 1 --seconds 100'
+    words = [*words.split(), '--out', str(before), '--to', str(tmp_path / 'after')]
+    monkeypatch.setattr('sys.argv', ['gpu_groups', *words])
+    assert gpu_groups.main() == 0
+    assert 'general/fma                  2 again; over the time before: median 0.000' in (
+        capsys.readouterr().out
+    )
+
+
 def test_the_set_that_is_kept_is_large_and_its_parts_share_nothing() -> None:
     data = read_groups(Path(__file__).parents[2] / 'bench/results/h200/groups')
     assert data.notes == ()
@@ -273,13 +294,10 @@ def test_the_set_that_is_kept_is_large_and_its_parts_share_nothing() -> None:
     cores = [{core(rows.group).digest for rows in part} for part in (data.train, data.test)]
     assert not cores[0] & cores[1]
     assert sum(len(rows) >= 200 for rows in data.test) >= 10
-    assert rows_in(data.train) > 20_000
+    assert rows_in(data.train) > 100_000
     assert {name for rows in data.test for name in rows.networks} >= {
         'resnet18', 'resnet34', 'mobilenet_v1', 'squeezenet',
     }  # fmt: skip
     kinds = {(s.schema, s.intrinsic) for rows in data.test for s in rows.schedules}
-    later = {  # than the data
-        kind for kind in DECISIONS
-        if kind[0] in ('strip', 'winograd') or kind[1] == 'wgmma_tf32_bf16'
-    }  # fmt: skip
-    assert kinds == set(DECISIONS) - later
+    rare = {kind for kind in DECISIONS if kind[0] == 'winograd'}  # one of many samples is legal
+    assert kinds == set(DECISIONS) - rare

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tilewright.ops.convolution import conv2d
+from tilewright_lab.figures.gtuner import latencies
 from tilewright_lab.scripts.gpu_learned import known_best
-from tilewright_lab.scripts.gtuner_ablation import latencies
 
 
 @pytest.mark.parametrize('name', ['bench.json', 'bench.json.gz'])
@@ -47,7 +47,7 @@ class Rows:
 def test_a_network_after_so_many_trials_of_each_group() -> None:
     """One group of 30 schedules that the model has backwards, twice; one that it orders rightly."""
     test: list[Any] = [Rows('a', np.arange(1.0, 31.0)), Rows('b', np.arange(100.0, 130.0))]
-    scores = np.concatenate([-np.arange(30.0), np.arange(30.0)])
+    scores = [-np.arange(30.0), np.arange(30.0)]
     counts = {'a': {'resnet18': 2, 'vgg11': 5}, 'b': {'resnet18': 1}}
     found = latencies(scores, test, counts)
     assert found == {'10': 1e3 * (2 * 21 + 100), '20': 1e3 * (2 * 11 + 100), '40': 1e3 * 102,

@@ -74,6 +74,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(measure, 'SAMPLED', 8)
     monkeypatch.setattr('tilewright.search.gpu.strategies.POPULATION', 8)
     monkeypatch.setattr(gtuner_table3, 'ROUNDS', 1)
+    monkeypatch.setattr(gtuner_table3, 'SEEDS', 1)
     ways = {name: gtuner_table3.METHODS[name] for name in METHODS}
     monkeypatch.setattr(gtuner_table3, 'METHODS', ways)
     return folder
@@ -97,15 +98,16 @@ def test_networks_by_some_methods(cache: Path, call, tmp_path: Path, monkeypatch
     words = (*words, '--json', tmp_path / 'found.json')
     whole, made = gtuner_table3._Bench.row, []
 
-    def row(self, network: str, method: str, store: Path) -> dict:
+    def row(self, network: str, method: str, how: How, *words: object) -> dict:
         if len(made) == 1:
             made.append('')
             raise KeyboardInterrupt
-        assert os.environ['TILEWRIGHT_CACHE_DIR'] == str(cache)
-        made.append((network, method))
-        return whole(self, network, method, store)
+        assert os.environ['TILEWRIGHT_CACHE_DIR'] != str(cache)
+        made.append((network, method, how.seed))
+        return whole(self, network, method, how, *words)  # type: ignore
 
     monkeypatch.setattr(gtuner_table3._Bench, 'row', row)
+    monkeypatch.setattr(gtuner_table3, 'SEEDS', 2)
     code, _, err = call(*words)
     assert code == 130
     assert 'goes on from there' in err
@@ -118,26 +120,26 @@ def test_networks_by_some_methods(cache: Path, call, tmp_path: Path, monkeypatch
     assert found['complete']
     assert not found['interrupted']
     rows = found['layers']
-    assert [(r['network'], r['method']) for r in rows] == [
-        (network, method) for network in ('tiny', 'pooled') for method in METHODS
-    ]
+    assert [(r['seed'], r['network'], r['method']) for r in rows] == [
+        (seed, network, method)
+        for seed in (0, 1) for network in ('tiny', 'pooled') for method in METHODS
+    ]  # fmt: skip
     for r in rows:
         assert (r['status'], r['groups'], r['warnings']) == ('ok', 1, [])
         assert r['max_rel_err'] <= 1e-4
         assert r['median_us'] > 0
         assert r['alone_us'] > 0
-        assert r['seconds'] >= r['own_s'] > 0
+        assert r['seconds'] == pytest.approx(r['own_s'] + r['together_s'])
         assert 0 < r['stages_s']['build'] <= r['own_s']
-    for one, other in zip(rows[:2], rows[2:], strict=True):
-        assert other['tuned_for'] == 'tiny'
-        assert other['seconds'] == pytest.approx(other['own_s'] + one['seconds'])
+        assert 'measure' not in r['stages_s']  # all groups were tuned before
+    for one, other in zip(rows[4:6], rows[6:], strict=True):
         assert one['tasks'][0]['schedule'] == other['tasks'][0]['schedule']
-    assert 'pooled tunes no group that tiny has not' in out
+    assert 'tuned together' in out
     assert not (cache / 'chosen').exists()
     assert (cache / found['data']).is_file()
-    assert len(made) == 5
+    assert len(made) == 9
     call(*words)
-    assert len(made) == 5
+    assert len(made) == 9
     code, again, _ = call('--data', tmp_path / 'found.json')
     assert code == 0
     assert again.split('wrote')[0] in out
@@ -159,7 +161,7 @@ def test_a_method_without_a_model_and_a_budget(
     assert code == 0
     states = {r['method']: r['status'] for r in json.loads(made.read_text())['layers']}
     assert states == {'forest': 'failed', 'gat': 'failed'}
-    assert 'tiny, gat: no graph-attention model knows' in out
+    assert 'tiny, gat, seed 0: no graph-attention model knows' in out
 
 
 def journal(**changed: object) -> gtuner_table3.Journal:
@@ -171,13 +173,14 @@ def journal(**changed: object) -> gtuner_table3.Journal:
 
 def test_rows_that_failed_are_made_again(cache: Path) -> None:
     first = journal()
-    first.add({'network': 'tiny', 'method': 'gat', 'status': 'failed'}, cache / 'nothing')
-    first.add({'network': 'tiny', 'method': 'online', 'status': 'ok'}, cache / 'nothing')
-    assert first.row('tiny', 'gat') is not None
+    first.add({'network': 'tiny', 'method': 'gat', 'seed': 0, 'status': 'failed'})
+    first.add({'network': 'tiny', 'method': 'online', 'seed': 0, 'status': 'ok'})
+    assert first.row('tiny', 'gat', 0) is not None
     again = journal()
     assert again.path == first.path
-    assert again.row('tiny', 'gat') is None
-    assert again.row('tiny', 'online') == first.rows[1]
+    assert again.row('tiny', 'gat', 0) is None
+    assert again.row('tiny', 'online', 1) is None
+    assert again.row('tiny', 'online', 0) == first.rows[1]
 
 
 def test_rows_are_kept_by_what_they_depend_on(cache: Path, monkeypatch) -> None:
@@ -199,14 +202,21 @@ def test_the_graph_is_made_before_the_clock_starts(
     cache: Path, call, tmp_path: Path, monkeypatch
 ) -> None:
     """Only what `compile` does is timed: nothing asks for weights or a graph meanwhile."""
-    timed = []
-    whole = zoo.graph
+    timed, inside = [], []
+    whole, made = zoo.graph, gtuner_table3.compile
 
     def graph(*words: object, **named: object):
-        timed.append(os.environ['TILEWRIGHT_CACHE_DIR'] != str(cache))
+        timed.append(bool(inside))
         return whole(*words, **named)  # type: ignore
 
+    def compiled(*words: object, **named: object):
+        inside.append('')
+        net = made(*words, **named)  # type: ignore
+        inside.clear()
+        return net
+
     monkeypatch.setattr(zoo, 'graph', graph)
+    monkeypatch.setattr(gtuner_table3, 'compile', compiled)
     monkeypatch.setattr(gtuner_table3, 'METHODS', {'online': How('analytical', 'online')})
     words = ('--target', 'host', '--samples', 1, '--networks', 'tiny')
     assert call(*words)[0] == 0
@@ -307,7 +317,7 @@ def test_tables_with_rivals_and_the_paper(tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(InputError, match='cannot be read'):
         gtuner_table3_text.rivals_of(tmp_path / 'table.json')
-    row = {'network': 'squeezenet', 'status': 'ok', 'groups': 18}
+    row = {'network': 'squeezenet', 'status': 'ok', 'groups': 18, 'seed': 0}
     rows = [
         row | {'method': 'gat', 'median_us': 80.0, 'seconds': 30.0},
         row | {'method': 'online', 'median_us': 120.0, 'seconds': 20.0},
@@ -316,6 +326,7 @@ def test_tables_with_rivals_and_the_paper(tmp_path: Path) -> None:
     found = {
         'device': 'a GPU', 'trials': 80, 'candidates': 10, 'cores': 2, 'methods': ways,
         'networks': ['squeezenet', 'resnet18'], 'rivals': rivals, 'layers': rows,
+        'complete': False,
         'paper': gtuner_table3_text.paper_of(['squeezenet', 'resnet18']),
     }  # fmt: skip
     lines = gtuner_table3_text.text(found).splitlines()

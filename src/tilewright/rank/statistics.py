@@ -34,8 +34,9 @@ from tilewright.rank.footprints import BUFFERS, Footprint, footprints, tiling_of
 from tilewright.rank.graph_features import FUNCTION_KINDS, functions_of
 from tilewright.schedule.gpu import GpuSchedule
 
-VERSION = 1  # of the table's meaning: a model of another version is refused
+VERSION = 2  # of the table's meaning: a model of another version is refused
 SCHEMAS = tuple(schema.name for schema in OWN if schema.measured)  # columns, in this order
+INTRINSICS = tuple(dict.fromkeys(name for schema in OWN for name in schema.measured))
 MOST = 64.0  # beyond this no logarithm means anything
 
 
@@ -153,6 +154,13 @@ def _is(schema: str) -> Statistic:
     )  # fmt: skip
 
 
+def _by(intrinsic: str) -> Statistic:
+    return Statistic(
+        f'by_{intrinsic}', 'kernel', f'1 for the intrinsic {intrinsic}',
+        lambda m: m.full(m.batch.intrinsic == intrinsic),
+    )  # fmt: skip
+
+
 def _decision(name: str, formula: str) -> Statistic:
     return _sized(name, 'kernel', formula, lambda m: m.decision(name))
 
@@ -205,11 +213,14 @@ def _time(name: str) -> Statistic:
 
 STATISTICS: tuple[Statistic, ...] = (
     *(_is(schema) for schema in SCHEMAS),
+    *(_by(intrinsic) for intrinsic in INTRINSICS),
     _decision('joint', 'joint: windows and channels are one dimension of a piece'),
     _decision('join', 'join: how parts of a split are added up (CNNOpt\'s kernels)'),
     _decision('shared', 'shared: a depthwise image lies in shared memory'),
     _decision('queue', 'queue: products of a warpgroup under way'),
     _decision('gap', 'gap: floats between rows of a patch'),
+    _decision('late', 'late: a later piece is asked for behind the products of this one'),
+    _decision('bulk', 'bulk: one thread asks for the whole of a piece'),
     _sized('vector', 'kernel', 'elements of the widest load', lambda m: m.tiling.vector),
     _sized('point_lanes', 'kernel', 'threads that share the reduction of an output',
            lambda m: m.tiling.lanes),

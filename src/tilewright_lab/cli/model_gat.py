@@ -78,7 +78,7 @@ def run_train(
     held = out_of[table.which]
     if held.any() and not held.all():
         some = fitted(table.take(np.flatnonzero(~held)), 'validating', {})
-        validation = _validated(some, table, np.flatnonzero(out_of))
+        validation = validated(some, table, np.flatnonzero(out_of))
     header = {
         'machine': gpu.name, 'rows': len(table), 'groups': len(table.labels), 'seed': seed,
         'data_sha256': digest_of(found.train), 'validation': validation,
@@ -89,7 +89,7 @@ def run_train(
     return wrote(out, path, text_of(model), model.header)
 
 
-def _validated(model: GatModel, table: GroupTable, groups: np.ndarray) -> dict[str, Any]:
+def validated(model: GatModel, table: GroupTable, groups: np.ndarray) -> dict[str, Any]:
     """Means over groups that the model has not seen, those with enough schedules."""
     found = []
     for group in groups:

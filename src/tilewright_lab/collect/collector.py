@@ -135,6 +135,7 @@ class Collector(Generic[Of]):
     architecture   what is compiled for; '' compiles nothing
     chunk          families of one compilation
     patience       seconds after which a measurement of a chunk counts as lost [the recipe's]
+    most           rows that work after which the run ends; 0 for no limit
     """
 
     recipe: Recipe[Of]
@@ -147,6 +148,7 @@ class Collector(Generic[Of]):
     chunk: int = 8
     seconds: float = 540.0
     patience: float | None = None
+    most: int = 0
     say: Say = print
     counts: Counter[str] = field(default_factory=Counter)
     stage: str = ''
@@ -179,7 +181,7 @@ class Collector(Generic[Of]):
         ):
             try:
                 self._describe(device)
-                while time.monotonic() < end:
+                while time.monotonic() < end and not 0 < self.most <= self.counts['ok']:
                     self._feed(makers, left, compiling, size, len(measuring))
                     waiting = {*compiling, *measuring, *(future for _, future in self._drawing)}
                     if not waiting and not left and not self._open:

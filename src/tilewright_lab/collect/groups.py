@@ -8,6 +8,7 @@ groups stay on the device, so that turns may mix them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tilewright.kernels.gpu.module import with_own_dims
 from tilewright.machine.gpu import GpuMachine
 from tilewright.ops.reference import reference
 from tilewright.runtime.gpu.device import Device
+from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.collector import GroupOf, Recipe
 from tilewright_lab.collect.compiled import Family
 from tilewright_lab.collect.group_data import DECISIONS, decisions, file_name, read_catalogue
@@ -40,6 +42,22 @@ def groups_in(folder: Path) -> GroupOf[str]:
 
 def draw(source: GroupSource, group_of: GroupOf[str], machine: GpuMachine) -> list[Family[str]]:
     return families(source, group_of(source.digest), machine)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSource:
+    """Schedules of a group that are known already."""
+
+    digest: str
+    schedules: tuple[GpuSchedule, ...]
+
+    @property
+    def stage(self) -> str:
+        return 'given'
+
+
+def given(source: GivenSource, group_of: GroupOf[str], machine: GpuMachine) -> list[Family[str]]:
+    return [Family(source.digest, (schedule,)) for schedule in source.schedules]
 
 
 def by_reference(group_of: GroupOf[str], device: Device) -> Callable[[str], Present]:

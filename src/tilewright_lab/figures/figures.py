@@ -80,7 +80,7 @@ FIGURES = {
         Figure('gtuner-fig8', 'gtuner_fig8', 'the same by subgraph', gpu=True, trains=True),
         Figure(
             'gtuner-table3', 'gtuner_table3', 'latency and tuning of networks, Tables 3 and 4',
-            samples=80, networks='mobilenet_v1,squeezenet,resnet18,resnet34',
+            samples=80, networks='alexnet,mobilenet_v1,squeezenet,resnet18,resnet34',
         ),
         Figure(
             'deepcuts-speedup', 'deepcuts_speedup', 'networks in three versions, and libraries',

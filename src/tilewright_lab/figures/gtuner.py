@@ -50,10 +50,11 @@ if TYPE_CHECKING:
     from tilewright_lab.train.gat_training import Training
 
 SEEDS = 3
-EPOCHS, RATE, DECAY, BATCH = 2, 1e-3, 0.05, 512
+EPOCHS, RATE, DECAY, BATCH = 2, 1e-3, 0.05, 2048
 LEAST = 30  # schedules of a group that say something of a ranking
 TOPS = (10, 30)
 ANALYTICAL = 'analytical'
+NETWORK, TRIALS = 'resnet18', (10, 20, 40, 80)  # of Tables 1 and 2
 METRICS = ('spearman', 'pairs', *(f'loss_{n}' for n in TOPS))
 
 
@@ -106,6 +107,10 @@ class Study:
     def kept(self, what: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """What `make` gives, from the file where it was kept."""
         return remembered(self.file(what, '.json'), make)
+
+    def has(self, what: Mapping[str, Any]) -> bool:
+        """Whether it is kept."""
+        return self.file(what, '.json').exists()
 
     def file(self, what: Mapping[str, Any], suffix: str) -> Path:
         text = f'{self.key} {json.dumps(what, sort_keys=True)}'
@@ -200,6 +205,22 @@ def network_losses(study: Study, scores: Sequence[Array], top: int) -> dict[str,
     return {network: taken[network] / best[network] - 1 for network in sorted(taken)}
 
 
+def latencies(
+    scores: Sequence[Array], test: Sequence[GroupRows], counts: Mapping[str, Mapping[str, int]],
+    network: str = NETWORK,
+) -> dict[str, float]:  # fmt: skip
+    """By trials of every group, what the groups of a network take one after the other, in ms: each
+    the best of the first so many, as often as the network has it.
+    """
+    found = dict.fromkeys(map(str, TRIALS), 0.0)
+    for rows, said in zip(test, scores, strict=True):
+        order = np.argsort(said, kind='stable')
+        for trials in TRIALS:
+            best = float(rows.seconds[order[:trials]].min())
+            found[str(trials)] += 1e3 * counts[rows.group.digest].get(network, 0) * best
+    return found
+
+
 def run_models(options: Options, models: Mapping[str, str]) -> dict[str, Any]:
     """Every model's figures on the test groups; `models` has a line about each. Where the data are
     what an earlier run of the figure wrote, that is the answer.
@@ -249,6 +270,7 @@ def _figures(study: Study, scores: Sequence[Array]) -> dict[str, Any]:
     return {
         'means': {name: statistics.fmean(one[name] for one in each) for name in METRICS},
         'networks': {str(top): network_losses(study, scores, top) for top in TOPS},
+        'latency_ms': latencies(scores, study.test, study.counts),
         'groups': each,
     }
 

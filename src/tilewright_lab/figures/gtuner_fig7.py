@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.machine.gpu import GpuMachine
 from tilewright.rank.counts import Array
 from tilewright.rank.online import Online
+from tilewright.runtime.pool import Pool
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.search.gpu.strategies import replay, search
 from tilewright.search.gpu.tune import Tried
@@ -66,9 +70,7 @@ def run(options: Options) -> dict[str, Any]:
             for seed in seeds:
                 report.begin(f'{name}, seed {seed}')
                 scores = study.scores(model, seed, lambda *_: None) if model else None
-                curves.append(
-                    [_kept(study, i, name, seed, scores[i] if scores else None) for i in groups]
-                )
+                curves.append(_curves(study, groups, name, seed, scores))
                 report.finish()
             found.append({'search': name, 'curves': curves, 'means': _means(curves)})
     except KeyboardInterrupt:
@@ -87,21 +89,39 @@ def run(options: Options) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _kept(
-    study: Study, number: int, name: str, seed: int, scores: Array | None
-) -> list[float]:  # fmt: skip
-    rows = study.test[number]
-    what = {
-        'search': name, 'seed': seed, 'group': rows.group.digest, 'epochs': study.epochs,
-        'trials': TRIALS, 'batch': BATCH,
+def _curves(
+    study: Study, groups: Sequence[int], name: str, seed: int, scores: Sequence[Array] | None
+) -> list[list[float]]:
+    """The curve of every group, kept; those that are new side by side."""
+    with Pool() as pool:
+        made: dict[int, Future[list[float]]] = {}
+
+        def make(number: int) -> list[float]:
+            return made[number].result()
+
+        for number in groups:
+            if study.has(_words(study, number, name, seed)):
+                continue
+            x = study.test_table.x[study.test_table.rows_of(number)]
+            said = None if scores is None else scores[number]
+            words = (study.machine, study.test[number], x, SEARCHES[name][0], seed, said)
+            made[number] = pool.submit(curve, *words)
+        return [
+            study.kept(_words(study, number, name, seed), partial(make, number))
+            for number in groups
+        ]  # fmt: skip
+
+
+def _words(study: Study, number: int, name: str, seed: int) -> dict[str, Any]:
+    """What a curve is kept by."""
+    return {
+        'search': name, 'seed': seed, 'group': study.test[number].group.digest,
+        'epochs': study.epochs, 'trials': TRIALS, 'batch': BATCH,
     }  # fmt: skip
-    table = study.test_table
-    x = table.x[table.rows_of(number)]
-    return study.kept(what, lambda: curve(study, rows, x, SEARCHES[name][0], seed, scores))
 
 
 def curve(
-    study: Study, rows: GroupRows, x: Array, strategy: str, seed: int, scores: Array | None
+    machine: GpuMachine, rows: GroupRows, x: Array, strategy: str, seed: int, scores: Array | None
 ) -> list[float]:
     """The best time over the best of all, after each of `TRIALS` trials."""
     space, measure = replay(dict(zip(rows.schedules, rows.seconds.tolist(), strict=True)))
@@ -111,7 +131,7 @@ def curve(
         return lambda wanted: values[[place[schedule.digest] for schedule in wanted]]
 
     model = Online(
-        rows.group, study.machine, None if scores is None else looked_up(scores), seed=seed,
+        rows.group, machine, None if scores is None else looked_up(scores), seed=seed,
         features=looked_up(x),
     )  # fmt: skip
     order: list[Tried] = []

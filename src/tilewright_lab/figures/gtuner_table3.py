@@ -6,11 +6,11 @@ seconds of everything from the graph to the network that runs. Beside them what 
 NETWORKS --target cuda --against torch,inductor` measured (`--data`), and the paper's columns, which
 are of an RTX 3090. `--data` with a result of this figure prints that, and measures nothing.
 
-Every network and method begins with an empty store of its own, so that nothing that another one has
-measured, chosen or compiled helps it. Where all groups that a network tunes were tuned for another
-network by the same method, the same searches are not run again: its kernels are those, its seconds
-are added up, and its row says so. Rows are written as they are made, with what was found for each
-group beside them, and a run that was interrupted goes on with the next.
+All networks are tuned together by a method and a seed, in an empty store of their own, so that
+nothing that another method has measured, chosen or compiled helps: groups that several networks
+have are searched once, and no core waits for the last group of a network. What that took is shared
+by a network's number of groups, beside the seconds of its own compilation. Rows are written as they
+are made, and a run that was interrupted goes on with the next method and seed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ from tilewright.machine.compiler import cache_dir
 from tilewright.network.arguments import GPU_TARGETS
 from tilewright.network.compile import compile, prepare
 from tilewright.ops.core import core
+from tilewright.ops.group import Group
+from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.rank.files import own_folder
 from tilewright.runtime.gpu.device import Device
 from tilewright.runtime.gpu.network import GpuNetwork
@@ -48,8 +50,10 @@ from tilewright.runtime.measure import Progress
 from tilewright.search.gpu.moves import schedule_text
 from tilewright.store.choices import GPU_DECIDES, code_version
 from tilewright.targets.gpu import tuning as measure
+from tilewright.targets.gpu.assemble import chosen_by_model, measured
 from tilewright.targets.gpu.cost import GpuCost
-from tilewright.targets.gpu.tuning import How, is_searched
+from tilewright.targets.gpu.site import KEPT, LOOKED
+from tilewright.targets.gpu.tuning import How, Place, is_searched
 from tilewright_lab.compare.gpu_networks import OURS, Subject, answer_of, duel
 from tilewright_lab.figures import gtuner_table3_text as tables
 from tilewright_lab.figures.figures import Options, place_of
@@ -58,15 +62,15 @@ from tilewright_lab.peers.contestants import Entrant
 from tilewright_lab.peers.torch_graph import COPIES
 
 ROUNDS = 10  # turns of timing a network
+SEEDS = 3
 # What the names of the tables stand for; 'genetic' goes on learning from what it measures.
 METHODS: Mapping[str, How] = {
-    'analytical': How('analytical', 'top'),
-    'forest': How('forest', 'genetic'),
     'gat': How('gat', 'genetic'),
     'online': How('analytical', 'online'),
+    'forest': How('forest', 'genetic'),
+    'analytical': How('analytical', 'top'),
 }
 OK = 'ok'
-_CHOSEN = 'chosen'  # where store/choices.py keeps what was found
 text = tables.text
 plot = tables.plot
 
@@ -90,32 +94,35 @@ def run(options: Options) -> dict[str, Any]:
     device, report = open_device(options.target), options.report
     journal = Journal.of(options, device)
     until = time.monotonic() + (options.seconds or float('inf'))
-    report.plan(len(networks) * len(METHODS))
+    seeds = [options.seed + i for i in range(SEEDS)]
+    report.plan(len(seeds) * len(METHODS))
     interrupted = False
-    bench = _Bench(options, device, journal)
+    bench = _Bench(options, networks, device, journal)
     try:
-        for network in networks:
+        for seed in seeds:
             for method in METHODS:
-                report.begin(f'{network}, {method}')
-                known = journal.row(network, method) is not None
-                if not known and bench.time_left(network, method, until):
-                    report.say(tables.line(bench.made(network, method)))
+                report.begin(f'{method}, seed {seed}')
+                left = [n for n in networks if journal.row(n, method, seed) is None]
+                if left and bench.time_left(until):
+                    for row in bench.made(left, method, seed):
+                        report.say(tables.line(row))
                 report.finish()
     except KeyboardInterrupt:
         interrupted = True
     rows = [
-        row for n in networks for method in METHODS if (row := journal.row(n, method)) is not None
+        row for seed in seeds for n in networks for method in METHODS
+        if (row := journal.row(n, method, seed)) is not None
     ]  # fmt: skip
     return {
         'figure': options.name, 'target': options.target, 'device': device.name,
-        'machine': device.machine.to_json(), 'trials': options.samples, 'seed': options.seed,
+        'machine': device.machine.to_json(), 'trials': options.samples, 'seeds': seeds,
         'candidates': measure.SAMPLED, 'cores': measure.usable_cores(), 'small': options.small,
         'rounds': ROUNDS, 'copies': COPIES, 'networks': list(networks),
         'methods': {name: {'model': how.model, 'search': how.search}
                     for name, how in METHODS.items()},
         'rivals': rivals, 'paper': tables.paper_of(networks), 'layers': rows,
         'data': place_of(journal.path), 'interrupted': interrupted,
-        'complete': len(rows) == len(networks) * len(METHODS),
+        'complete': len(rows) == len(seeds) * len(networks) * len(METHODS),
     }  # fmt: skip
 
 
@@ -131,9 +138,7 @@ def networks_of(options: Options) -> tuple[str, ...]:
 
 @dataclass
 class Journal:
-    """Rows that were made, in a file that is whole after each of them, and a folder of what was
-    found for the groups of each (store/choices.py).
-    """
+    """Rows that were made, in a file that is whole after each of them."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -142,9 +147,9 @@ class Journal:
     def of(cls, options: Options, device: Device) -> Journal:
         """By everything that rows depend on. Rows that failed are made again."""
         parts = [
-            options.target, device.name, device.machine.to_json(), options.samples, options.seed,
-            options.small, measure.SAMPLED, ROUNDS, code_version(GPU_DECIDES), _own_models(),
-            {name: asdict(how) for name, how in METHODS.items()},
+            options.target, device.name, device.machine.to_json(), options.samples,
+            options.networks, options.small, measure.SAMPLED, ROUNDS, code_version(GPU_DECIDES),
+            _own_models(), {name: asdict(how) for name, how in METHODS.items()},
         ]  # fmt: skip
         key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
         path = cache_dir() / 'reproduce' / f'{options.name}-{options.target}-{key}.json'
@@ -154,21 +159,13 @@ class Journal:
         except (OSError, ValueError, KeyError, TypeError):
             return cls(path)
 
-    def row(self, network: str, method: str) -> dict[str, Any] | None:
+    def row(self, network: str, method: str, seed: int) -> dict[str, Any] | None:
         """The row that was made before."""
-        asked = network, method
-        return next((r for r in self.rows if (r['network'], r['method']) == asked), None)
+        asked = network, method, seed
+        found = ((r['network'], r['method'], r['seed']) == asked for r in self.rows)
+        return next((r for r, mine in zip(self.rows, found, strict=True) if mine), None)
 
-    def chosen(self, network: str, method: str) -> Path:
-        """Where what was found for a network by a method is."""
-        return self.path.with_suffix('') / f'{network}-{method}'
-
-    def add(self, row: dict[str, Any], found: Path) -> None:
-        """A row is known once what was found is there."""
-        chosen = self.chosen(row['network'], row['method'])
-        if found.is_dir():
-            shutil.rmtree(chosen, ignore_errors=True)
-            shutil.copytree(found, chosen)
+    def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_suffix(f'.{os.getpid()}')
@@ -179,47 +176,67 @@ class Journal:
 class _Bench:
     """Networks on one device."""
 
-    def __init__(self, options: Options, device: Device, journal: Journal) -> None:
+    def __init__(
+        self, options: Options, networks: Sequence[str], device: Device, journal: Journal
+    ) -> None:
         self.options, self.device, self.journal = options, device, journal
+        self.networks = networks
         self.subjects: dict[str, Subject] = {}
-        self.cores: dict[str, frozenset[str]] = {}
+        self.groups: dict[str, dict[str, Group]] = {}
         self.spent: list[float] = []
         self.begin, self.stages = 0.0, dict[str, float]()  # of a compilation: when each ended
 
-    def time_left(self, network: str, method: str, until: float) -> bool:
-        """Whether a row may be begun: if groups are to be tuned, what that took at least so far has
-        to be left.
-        """
-        now = time.monotonic()
-        if now >= until or not self.spent:
-            return now < until
-        return self.tuned(network, method) is not None or now + min(self.spent) < until
+    def time_left(self, until: float) -> bool:
+        """Whether a method and seed may be begun: what the shortest took so far has to be left."""
+        return time.monotonic() + min(self.spent, default=0.0) < until
 
-    def made(self, network: str, method: str) -> dict[str, Any]:
-        """The row of a network and a method, made in a store of its own and written down."""
+    def made(self, networks: Sequence[str], method: str, seed: int) -> Iterator[dict[str, Any]]:
+        """Rows of a method and a seed, made in a store of their own and written down."""
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix='tilewright-store-') as folder:
-            row = self.row(network, method, Path(folder))
-            self.journal.add(row, Path(folder) / _CHOSEN)
-        gc.collect()  # the network's memory on the device
-        if 'tuned_for' not in row:
-            self.spent.append(time.perf_counter() - begin)
-        return row
+            how = replace(METHODS[method], seed=seed)
+            with _empty(Path(folder), seed):
+                trouble = self.tune_together(how)
+                took = time.perf_counter() - begin
+                for network in networks:
+                    row = self.row(network, method, how, took, trouble)
+                    self.journal.add(row)
+                    yield row
+                    gc.collect()  # the network's memory on the device
+        self.spent.append(time.perf_counter() - begin)
 
-    def row(self, network: str, method: str, store: Path) -> dict[str, Any]:
-        """One network by one method, compiled and timed; an error of ours is a row as well."""
-        how, groups = METHODS[method], self.searched(network)
-        said: dict[str, Any] = {
-            'network': network, 'method': method, 'model': how.model, 'search': how.search,
-            'groups': len(groups),
-        }  # fmt: skip
-        before = self.tuned(network, method)
-        if before is not None:
-            found = self.journal.chosen(before['network'], method)
-            shutil.copytree(found, store / _CHOSEN)
+    def tune_together(self, how: How) -> str:
+        """Tune the groups of all networks; the choices are in the store. Comes out: an error."""
+        groups = {d: g for n in self.networks for d, g in self.groups_of(n).items()}
+        looked = LOOKED if how.from_nothing else None
+        place = Place.of(self.device, self.options.target)
+        self.begin, self.stages = time.perf_counter(), {}
         try:
+            chosen = chosen_by_model(
+                groups, self.device.machine, KEPT, DEFAULT_LIMIT, looked=looked,
+                estimate=how.estimate,
+            )  # fmt: skip
+            measured(
+                groups, chosen, place, self.options.samples, DEFAULT_LIMIT, self._tell, how
+            )  # fmt: skip
+        except TilewrightError as error:
+            return str(error)
+        return ''
+
+    def row(
+        self, network: str, method: str, how: How, took: float, trouble: str
+    ) -> dict[str, Any]:  # fmt: skip
+        """One network that is tuned already, compiled and timed; an error of ours is a row, too."""
+        groups = self.searched(network)
+        said: dict[str, Any] = {
+            'network': network, 'method': method, 'seed': how.seed, 'model': how.model,
+            'search': how.search, 'groups': len(groups), 'together_s': took,
+        }  # fmt: skip
+        try:
+            if trouble:
+                raise InputError(trouble)
             graph = zoo.graph(**self.subject(network).arguments)  # not a part of what is timed
-            with _empty(store), warnings.catch_warnings(record=True) as warned:
+            with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter('always')
                 self.begin, self.stages = time.perf_counter(), {}
                 net = compile(
@@ -228,23 +245,13 @@ class _Bench:
                 )  # fmt: skip
                 seconds = time.perf_counter() - self.begin
             assert isinstance(net, GpuNetwork)
-            said |= {'own_s': seconds, 'seconds': seconds, 'stages_s': self.stages}
-            if before is not None:
-                said |= {'seconds': seconds + before['seconds'], 'tuned_for': before['network']}
+            every = set[str]().union(*(self.searched(n) for n in self.networks))
+            share = took * len(groups) / max(len(every), 1)
+            said |= {'own_s': seconds, 'seconds': seconds + share, 'stages_s': self.stages}
             said |= {'warnings': [str(one.message) for one in warned]}
             return said | self.timed(net, network)
         except TilewrightError as error:
             return said | {'status': 'failed', 'message': str(error)}
-
-    def tuned(self, network: str, method: str) -> dict[str, Any] | None:
-        """The row of another network for which all groups of this one were tuned."""
-        for row in self.journal.rows:
-            if row['method'] != method or row['status'] != OK or 'tuned_for' in row:
-                continue
-            there = self.journal.chosen(row['network'], method).is_dir()
-            if there and self.searched(network) <= self.searched(row['network']):
-                return row
-        return None
 
     def sizes(self, network: str) -> dict[str, int]:
         return zoo.SMALL.get(network, {}) if self.options.small else {}
@@ -255,14 +262,18 @@ class _Bench:
             self.subjects[network] = made
         return self.subjects[network]
 
-    def searched(self, network: str) -> frozenset[str]:
-        """Digests of the distinct groups that are tuned for a network."""
-        if network not in self.cores:
+    def groups_of(self, network: str) -> dict[str, Group]:
+        """A network's groups by their digests."""
+        if network not in self.groups:
             graph = zoo.graph(network, **self.sizes(network))
             program = prepare(graph, None, None, GpuCost(self.device.machine), GPU_PASSES)
-            cores = (core(task.group, front=True) for task in program.tasks)
-            self.cores[network] = frozenset(one.digest for one in cores if is_searched(one))
-        return self.cores[network]
+            self.groups[network] = {task.group.digest: task.group for task in program.tasks}
+        return self.groups[network]
+
+    def searched(self, network: str) -> frozenset[str]:
+        """Digests of the distinct groups that are tuned for a network."""
+        cores = (core(group, front=True) for group in self.groups_of(network).values())
+        return frozenset(one.digest for one in cores if is_searched(one))
 
     def timed(self, net: GpuNetwork, network: str) -> dict[str, Any]:
         """The time of a call, as the bench takes it, what it runs, and what its tasks took when
@@ -311,11 +322,11 @@ def _own_models() -> dict[str, str]:
 
 
 @contextmanager
-def _empty(store: Path) -> Iterator[None]:
+def _empty(store: Path, seed: int) -> Iterator[None]:
     """The cache directory is another one meanwhile; a user's own models are there as well."""
     models = own_folder()
     if models.is_dir():
         shutil.copytree(models, store / models.name, dirs_exist_ok=True)
     store.mkdir(parents=True, exist_ok=True)
-    with knobs.held('cache_dir', str(store)):
+    with knobs.held('cache_dir', str(store)), knobs.held('seed', str(seed)):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,51 +85,68 @@ def _networks(file: Path, strict: bool) -> list[Mapping[str, Any]]:
 
 def line(row: Mapping[str, Any]) -> str:
     """A row while others are made."""
-    name = f'{row["network"]}, {row["method"]}'
+    name = f'{row["network"]}, {row["method"]}, seed {row["seed"]}'
     if row['status'] != 'ok':
         return f'{name}: {row["message"]}'
-    same = f', groups as tuned for {row["tuned_for"]}' if 'tuned_for' in row else ''
-    return f'{name}: {row["median_us"]:.1f} us after {row["seconds"]:.1f} s{same}'
+    return f'{name}: {row["median_us"]:.1f} us after {row["seconds"]:.1f} s'
+
+
+def means_of(layers: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """By network and method, means over the seeds that worked, and the samples of each."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in layers:
+        if row['status'] == 'ok':
+            found.setdefault((row['network'], row['method']), []).append(row)
+    return {
+        pair: {
+            'groups': mine[0]['groups'], 'seeds': [row['median_us'] for row in mine],
+            'median_us': statistics.fmean(row['median_us'] for row in mine),
+            'seconds': statistics.fmean(row['seconds'] for row in mine),
+        }
+        for pair, mine in found.items()
+    }  # fmt: skip
 
 
 def text(found: dict[str, Any]) -> str:
     """Both tables."""
-    rows = {(r['network'], r['method']): r for r in found['layers'] if r['status'] == 'ok'}
-    methods, networks = list(found['methods']), found['networks']
+    rows = means_of(found['layers'])
     ways = ', '.join(
         f'{name}: {how["search"]}'
         + ('' if how['search'] == 'online' else f' by the {how["model"]} model')
         for name, how in found['methods'].items()
     )
-    same = {r['network']: r['tuned_for'] for r in rows.values() if 'tuned_for' in r}
+    several = max((len(row['seeds']) for row in rows.values()), default=0) > 1
     failed = [line(r) for r in found['layers'] if r['status'] != 'ok']
     return '\n'.join(
         [
             f'{found["device"]}, float32, batch 1, {found["trials"]} trials a group, '
             f'{found["candidates"]} candidates, {found["cores"]} cores ({ways})',
-            '', 'latency in ms (the paper\'s: RTX 3090)', '', *_latencies(found, rows), '',
-            'seconds of the whole compilation (the paper\'s: minutes)', '', *_seconds(found, rows),
-            *([''] if same or failed else []),
-            *(f'{a} tunes no group that {b} has not: the same kernels, seconds added up'
-              for a, b in same.items()), *failed,
-            *([] if rows.keys() >= {(n, m) for n in networks for m in methods}
-              else ['not all of it has been measured: the same command goes on']),
+            '', 'latency in ms (the paper\'s: RTX 3090)', '', *aligned(latencies(found, rows)),
+            *(f'online / {m}: {ratio}' for m, ratio in ratios(found, rows)), '',
+            'seconds of the whole compilation (the paper\'s: minutes)', '',
+            *aligned(seconds(found, rows)),
+            '', 'means over the seeds, least and most in brackets' if several else 'one seed',
+            'networks are tuned together; seconds are a share by the number of groups, and those '
+            'of the network itself', *failed,
+            *([] if found['complete'] else
+              ['not all of it has been measured: the same command goes on']),
         ]
     )  # fmt: skip
 
 
-def _latencies(found: Mapping[str, Any], rows: Mapping[tuple, Any]) -> list[str]:
+def latencies(found: Mapping[str, Any], rows: Mapping[tuple, Any]) -> list[list[str]]:
+    """A head, and a row for each network, in ms."""
     methods, paper = list(found['methods']), found['paper']['ms']
     printed = list(dict.fromkeys(name for one in paper.values() for name in one))
     body = [['network', *methods, *RIVALS, *(f'[{name}]' for name in printed)]]
     for network in found['networks']:
-        ours = [rows.get((network, m), {}).get('median_us') for m in methods]
+        ours = [_spread(rows.get((network, m))) for m in methods]
         theirs = [found['rivals'].get(network, {}).get(r, {}).get('median_us') for r in RIVALS]
         body.append(
-            [network, *(_cell(v, 1e-3, 4) for v in (*ours, *theirs)),
+            [network, *ours, *(_cell(v, 1e-3, 4) for v in theirs),
              *(_cell(paper.get(network, {}).get(name), 1, 3) for name in printed)]
         )  # fmt: skip
-    return aligned(body) + [f'online / {m}: {ratio}' for m, ratio in ratios(found, rows)]
+    return body
 
 
 def ratios(found: Mapping[str, Any], rows: Mapping[tuple, Any]) -> list[tuple[str, str]]:
@@ -146,7 +164,8 @@ def ratios(found: Mapping[str, Any], rows: Mapping[tuple, Any]) -> list[tuple[st
     return said
 
 
-def _seconds(found: Mapping[str, Any], rows: Mapping[tuple, Any]) -> list[str]:
+def seconds(found: Mapping[str, Any], rows: Mapping[tuple, Any]) -> list[list[str]]:
+    """A head, and a row for each network, in seconds; the paper's in minutes."""
     methods, paper = list(found['methods']), found['paper']['minutes']
     printed = list(dict.fromkeys(name for one in paper.values() for name in one))
     body = [['network', 'groups', *methods, 'inductor', *(f'[{name}]' for name in printed)]]
@@ -159,7 +178,16 @@ def _seconds(found: Mapping[str, Any], rows: Mapping[tuple, Any]) -> list[str]:
                                                          inductor)),
              *(_cell(paper.get(network, {}).get(name), 1, 1) for name in printed)]
         )  # fmt: skip
-    return aligned(body)
+    return body
+
+
+def _spread(row: Mapping[str, Any] | None) -> str:
+    """The mean in ms, and least and most of several seeds."""
+    if row is None:
+        return _NONE
+    values = (row['median_us'], min(row['seeds']), max(row['seeds']))
+    mean, least, most = (f'{1e-3 * value:.4f}' for value in values)
+    return mean if len(row['seeds']) == 1 else f'{mean} ({least}-{most})'
 
 
 def _cell(value: float | None, factor: float, digits: int) -> str:
@@ -168,7 +196,7 @@ def _cell(value: float | None, factor: float, digits: int) -> str:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Latencies of every network over that of the online baseline."""
-    rows = {(r['network'], r['method']): r for r in found['layers'] if r['status'] == 'ok'}
+    rows = means_of(found['layers'])
     networks = [n for n in found['networks'] if (n, 'online') in rows]
     figure = canvas(8, 4)
     axis = figure.subplots()

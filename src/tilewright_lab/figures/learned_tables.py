@@ -4,6 +4,12 @@ learned-losses     cnnopt-table9: every part's models, and all sets together
 learned-trials     cnnopt-table8: trials of every part beside an online search and random order
 learned-holdouts   scripts/learned_holdouts.py: chosen recipe beside the plain forest
 learned-transfer   scripts/learned_transfer.py: a foreign model, and corrected by some rows
+gtuner-ablation    scripts/gtuner_ablation.py: learning curves, layers, a graph that is destroyed
+gtuner-resnet18    the same file: ResNet-18 after so many trials (Tables 1 and 2)
+gtuner-networks    gtuner-table3: latencies of networks (Table 3)
+gtuner-seconds     gtuner-table3: seconds of compilation (Table 4)
+gtuner-models      gtuner-table1: models of groups, with the spread of seeds
+gtuner-searches    gtuner-fig7: the best found over the best measured, by trials
 gtuner-latencies   gtuner-fig7: what networks take after so many trials of each group
 gtuner-subgraphs   gtuner-fig8: searches by subgraph
 """
@@ -15,7 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewright.report.grid import Grid
-from tilewright_lab.figures import gtuner_fig7, gtuner_fig8
+from tilewright_lab.figures import (
+    gtuner,
+    gtuner_fig7,
+    gtuner_fig8,
+    gtuner_table1,
+    gtuner_table2,
+    gtuner_table3_text,
+)
 from tilewright_lab.train.evaluate import TOPS
 
 KEYS = (*(f'loss_{n}' for n in TOPS), 'trials_95', 'trials_100')
@@ -105,6 +118,85 @@ def transfer(data: Mapping[str, Any]) -> str:
     return Grid((said, *HEAD), tuple(rows)).markdown()
 
 
+def _of_models(data: Mapping[str, Any]) -> dict[tuple[str, float], list[Mapping[str, Any]]]:
+    """The rows of an ablation by model and share of the groups."""
+    found: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for row in data['rows'].values():
+        found.setdefault((row['model'], row['share']), []).append(row)
+    return found
+
+
+def ablation(data: Mapping[str, Any]) -> str:
+    """Means over test groups and seeds; least and most of the seeds in brackets."""
+    keys = ('spearman', 'cost', *(f'loss_{n}' for n in TOPS), 'trials_95')
+    rows = []
+    for (model, _), mine in _of_models(data).items():
+        cells = []
+        for key in keys:
+            values = [row['worth'][key] for row in mine]
+            scale, digits = {'spearman': (1, 3), 'trials_95': (1, 1)}.get(key, (100, 1))
+            mean, least, most = (
+                f'{scale * f(values):.{digits}f}' for f in (statistics.fmean, min, max)
+            )
+            cells.append(f'{mean} ({least}-{most})')
+        rows.append((model, str(mine[0]['groups']), *cells))
+    losses = (f'loss at {n}, %' for n in TOPS)
+    head = (f'{data["epochs"]} epochs', 'groups', 'Spearman', 'cost, %', *losses, 'trials to 95%')
+    return Grid(head, tuple(rows)).markdown()
+
+
+def resnet18(data: Mapping[str, Any]) -> str:
+    """Milliseconds of ResNet-18's groups by trials of each, of models that saw all groups."""
+    printed = gtuner_table1.PAPER | gtuner_table2.PAPER
+    rows = []
+    for (model, share), mine in _of_models(data).items():
+        if share == 1:
+            times = [[row['resnet18_ms'][str(n)] for row in mine] for n in gtuner.TRIALS]
+            paper = f'{printed[model]:.3f}' if model in printed else ''
+            rows.append((model, *(f'{statistics.fmean(t):.4f}' for t in times), paper))
+    head = ('ms after trials of a group', *map(str, gtuner.TRIALS), 'paper, 80, RTX 3090')
+    return Grid(head, tuple(rows)).markdown()
+
+
+def models(data: Mapping[str, Any]) -> str:
+    """Means over test groups and seeds; least and most of the seeds in brackets."""
+    rows = []
+    for row in data['layers']:
+        means = [[one['means'][name] for one in row['seeds']] for name in gtuner.METRICS]
+        cells = (
+            gtuner.spread_text(values, name != 'spearman')
+            for name, values in zip(gtuner.METRICS, means, strict=True)
+        )
+        rows.append((row['about'], *cells))
+    head = (f'{data["training"]["epochs"]} epochs', 'Spearman', 'pairs', 'loss at 10', 'at 30')
+    return Grid(head, tuple(rows)).markdown()
+
+
+def searches(data: Mapping[str, Any]) -> str:
+    """Means over seeds of geometric means over groups."""
+    rows = []
+    for row in data['layers']:
+        means = [statistics.fmean(one[n - 1] for one in row['means']) for n in gtuner_fig7.SHOWN]
+        rows.append((row['search'], *(f'{mean:.3f}' for mean in means)))
+    head = (f'best over best of all, {len(data["groups"])} groups', *map(str, gtuner_fig7.SHOWN))
+    return Grid(head, tuple(rows)).markdown()
+
+
+def networks(data: Mapping[str, Any]) -> str:
+    """Milliseconds beside rivals and the paper's."""
+    return _grid(gtuner_table3_text.latencies(data, gtuner_table3_text.means_of(data['layers'])))
+
+
+def seconds(data: Mapping[str, Any]) -> str:
+    """Seconds of the whole compilation beside the paper's minutes."""
+    return _grid(gtuner_table3_text.seconds(data, gtuner_table3_text.means_of(data['layers'])))
+
+
+def _grid(body: Sequence[Sequence[str]]) -> str:
+    head, *rows = (tuple(row) for row in body)
+    return Grid(head, tuple(rows)).markdown()
+
+
 def network_latencies(data: Mapping[str, Any]) -> str:
     """In microseconds, means over seeds: a row for each network and search."""
     head = ('µs after so many trials of a group', *map(str, gtuner_fig7.SHOWN))
@@ -123,6 +215,8 @@ def subgraphs(data: Mapping[str, Any]) -> str:
 
 TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     'learned-losses': losses, 'learned-trials': trials, 'learned-holdouts': holdouts,
-    'learned-transfer': transfer,
+    'learned-transfer': transfer, 'gtuner-ablation': ablation, 'gtuner-resnet18': resnet18,
+    'gtuner-models': models, 'gtuner-searches': searches, 'gtuner-networks': networks,
+    'gtuner-seconds': seconds,
     'gtuner-latencies': network_latencies, 'gtuner-subgraphs': subgraphs,
 }  # fmt: skip

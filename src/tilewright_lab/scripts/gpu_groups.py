@@ -3,13 +3,16 @@
     python -m tilewright_lab.scripts.gpu_groups list  groups.json, from the networks; no GPU
     python -m tilewright_lab.scripts.gpu_groups measure --seconds 330  rows; run again until \
         there are enough
+    python -m tilewright_lab.scripts.gpu_groups repeat --to DIR --most 600  rows again, by the \
+        kernels of this version, and how their times differ
     python -m tilewright_lab.scripts.gpu_groups plan  what a turn has, what it costs to compile
     python -m tilewright_lab.scripts.gpu_groups status  rows by part, network and schema
     python -m tilewright_lab.scripts.gpu_groups check  small groups on the host, twice; no GPU
 
 Files: bench/results/h200/groups/ (src/tilewright_lab/collect/group_data.py says what is in them);
 rows are in a journal beside a file until the end of a run. A run that goes on draws the turns
-before once more to know what is left; `--first-turn` leaves out those that are complete.
+before once more to know what is left; `--first-turn` leaves out those that are complete. `list`
+keeps the groups that a file has: there are rows of them.
 """
 
 from __future__ import annotations
@@ -18,10 +21,16 @@ import argparse
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from random import Random
+
+import numpy as np
 
 from tilewright.machine.gpu import GpuMachine, known_gpu
 from tilewright.ops.group import Group
+from tilewright.schedule.gpu import GpuSchedule
 from tilewright_lab.collect.compiled import compile_families, cubins
 from tilewright_lab.collect.group_data import (
     DECISIONS,
@@ -29,9 +38,10 @@ from tilewright_lab.collect.group_data import (
     catalogue_text,
     file_name,
     read_catalogue,
+    read_groups,
 )
-from tilewright_lab.collect.group_sample import GroupSource, families, has_products, sources
-from tilewright_lab.collect.groups import GROUPS, LAYOUT
+from tilewright_lab.collect.group_sample import TURNS, GroupSource, families, has_products, sources
+from tilewright_lab.collect.groups import GROUPS, LAYOUT, GivenSource, given
 from tilewright_lab.collect.rows import read_rows
 from tilewright_lab.scripts.collecting import check_on_host, collect, collector, parser_of
 
@@ -60,13 +70,15 @@ def groups_of(name: str, machine: GpuMachine, **small: int) -> dict[str, tuple[G
     return {digest: (found[digest], count) for digest, count in counts.items()}
 
 
-def catalogue(machine: GpuMachine) -> dict[str, Known]:
-    """All groups of float32; one whose core a tested network has as well is a tested one."""
+def catalogue(machine: GpuMachine, before: Mapping[str, Known]) -> dict[str, Known]:
+    """All groups of float32; one whose core a tested network has as well is a tested one. What was
+    `before` stays as it is.
+    """
     from tilewright.ops.core import core
 
-    known: dict[str, Known] = {}
+    known = dict(before)
     for part, names in reversed(NETWORKS.items()):
-        tested = {core(one.group).digest for one in known.values()}
+        tested = {core(one.group).digest for one in known.values() if one.part == 'test'}
         for name in names:
             for digest, (group, count) in groups_of(name, machine).items():
                 if digest in known:
@@ -79,7 +91,8 @@ def catalogue(machine: GpuMachine) -> dict[str, Known]:
 
 
 def write_list(options: argparse.Namespace) -> int:
-    known = catalogue(known_gpu(options.machine))
+    before = read_catalogue(options.out) if (options.out / 'groups.json').exists() else {}
+    known = catalogue(known_gpu(options.machine), before)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / 'groups.json').write_text(catalogue_text(known))
     print(Counter(one.part for one in known.values()), 'groups in', options.out / 'groups.json')
@@ -89,7 +102,36 @@ def write_list(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace) -> int:
     known = read_catalogue(options.out)
     chosen = {d: one for d, one in known.items() if options.part in ('', one.part)}
-    return collect(collector(options, GROUPS, LAYOUT, list(sources(chosen, options.first_turn))))
+    wanted = list(sources(chosen, options.first_turn, options.last_turn + 1))
+    return collect(collector(options, GROUPS, LAYOUT, wanted, most=options.most))
+
+
+def repeat(options: argparse.Namespace) -> int:
+    """Random schedules that worked, again: the files of `--to` are those of `--out` otherwise."""
+    data = read_groups(options.out)
+    pairs = [(rows, i) for rows in (*data.train, *data.test) for i in range(len(rows))]
+    chosen = Random(options.most).sample(pairs, min(options.most, len(pairs)))
+    wanted: defaultdict[str, list[GpuSchedule]] = defaultdict(list)
+    before: dict[tuple[str, GpuSchedule], float] = {}
+    for rows, i in chosen:
+        wanted[rows.group.digest].append(rows.schedules[i])
+        before[rows.group.digest, rows.schedules[i]] = float(rows.seconds[i])
+    options.to.mkdir(parents=True, exist_ok=True)
+    (options.to / 'groups.json').write_text((options.out / 'groups.json').read_text())
+    options.out = options.to
+    again = [GivenSource(digest, tuple(schedules)) for digest, schedules in wanted.items()]
+    collect(collector(options, replace(GROUPS, draw=given), LAYOUT, again))
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    data = read_groups(options.to)
+    for rows in (*data.train, *data.test):
+        for schedule, took in zip(rows.schedules, rows.seconds, strict=True):
+            ratio = float(took) / before[rows.group.digest, schedule]
+            ratios[f'{schedule.schema}/{schedule.intrinsic}'].append(ratio)
+    for kind, mine in sorted(ratios.items()):
+        low, middle, high = np.quantile(mine, (0.1, 0.5, 0.9))
+        print(f'{kind:24} {len(mine):5} again; over the time before: median {middle:.3f}, '
+              f'a tenth below {low:.3f}, a tenth above {high:.3f}')  # fmt: skip
+    return 0
 
 
 def show_plan(options: argparse.Namespace) -> int:
@@ -173,11 +215,14 @@ def check(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = parser_of(__doc__, seconds=330.0, chunk=3, out='bench/results/h200/groups')
     verbs = {
-        'list': write_list, 'measure': measure, 'plan': show_plan, 'status': show_status,
-        'check': check,
+        'list': write_list, 'measure': measure, 'repeat': repeat, 'plan': show_plan,
+        'status': show_status, 'check': check,
     }  # fmt: skip
     parser.add_argument('verb', choices=list(verbs))
     parser.add_argument('--first-turn', type=int, default=0)
+    parser.add_argument('--last-turn', type=int, default=TURNS - 1)
+    parser.add_argument('--most', type=int, default=0, help='rows of measure and repeat')
+    parser.add_argument('--to', type=Path, help='of repeat')
     parser.add_argument('--part', default='', choices=['', *NETWORKS], help='measure this alone')
     parser.add_argument('--groups', type=int, default=6, help='of plan and check')
     options = parser.parse_args()

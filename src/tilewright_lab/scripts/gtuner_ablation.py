@@ -1,12 +1,17 @@
 """Whether GTuner's graph and attention help: learning curves, and an ablation of the graph.
 
     python -m tilewright_lab.scripts.gtuner_ablation --json FILE [--epochs 300] [--within SECONDS]
+    python -m tilewright_lab.scripts.gtuner_ablation --json FILE --models mixed,forest  beside it,
+        without a GPU; --models '' computes the statistics alone
+    python -m tilewright_lab.scripts.gtuner_ablation --json FILE --ship DIR --models gtuner,mhsa
 
 Goes in: measured groups (bench/results/h200/groups). Comes out: for the full model, without the
-graph (MHSA), without attention (GCN), and the full model with the graphs of other groups, trained
-on all training groups and on a half and a quarter of them, what it is worth on test groups; trees
-on the same statistics beside; and what ResNet-18's groups take after so many trials of each. What
-is done is written at once; a file that has it is continued.
+graph (MHSA), without attention (GCN), with other graph layers, and the full model with the graphs
+of other groups, trained on all training groups and on a half and a quarter of them, what it is
+worth on test groups; trees on the same statistics beside; and what ResNet-18's groups take after so
+many trials of each. What is done is written at once; a file that has it is continued. `--scores`
+keeps what each model says of each row. `--ship` trains on all groups, and on four fifths to say on
+the fifth what the model is worth, and writes files of models.
 """
 
 from __future__ import annotations
@@ -15,27 +20,44 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilewright.rank.gat import VARIANTS
-from tilewright_lab.collect.group_data import GroupRows, read_catalogue, read_groups
+from tilewright.rank.gat import VARIANTS, GatModel
+from tilewright.rank.gat_files import SUFFIX, save_gat
+from tilewright.runtime.pool import Pool
+from tilewright_lab.cli.model_gat import HELD_OUT, validated
+from tilewright_lab.collect.group_data import GroupRows, digest_of, read_catalogue, read_groups
 from tilewright_lab.figures.evaluate import spearman
-from tilewright_lab.figures.gtuner import LEAST
+from tilewright_lab.figures.gtuner import ANALYTICAL, BATCH, DECAY, LEAST, RATE, latencies
 from tilewright_lab.train.evaluate import TOPS, ranking_of
-from tilewright_lab.train.gat_training import Training, train_gat
-from tilewright_lab.train.group_table import GroupTable, group_table
+from tilewright_lab.train.gat_training import Lesson, Training, train_several
+from tilewright_lab.train.group_table import GroupTable, group_table, kept_statistics, known_rows
 from tilewright_lab.train.group_trees import RECIPES, fit_trees
 
-BATCH, RATE, DECAY = 2048, 1e-3, 0.05
 DESTROYED = 'graph destroyed'
 SHARES = (1.0, 0.5, 0.25)
-NETWORK, TRIALS = 'resnet18', (10, 20, 40, 80)  # of Tables 1 and 2
-MODELS = ('gtuner', 'mhsa', 'gnn-mlp', DESTROYED, 'mixed')
+CURVES = ('gtuner', 'mhsa', 'gnn-mlp', 'mixed')  # the others learn from all groups alone
+MODELS = ('gtuner', 'mhsa', 'gnn-mlp', DESTROYED, 'specgcn', 'maskgat', 'graphsage')
+AT_ONCE = 6  # models that share a GPU, where nothing is said
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model, the share of the training groups that it learns from, a seed."""
+
+    model: str
+    share: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f'{self.model} {self.share} {self.seed}'
 
 
 def destroyed(table: GroupTable, seed: int) -> GroupTable:
@@ -53,16 +75,8 @@ def part_of(table: GroupTable, share: float, seed: int) -> GroupTable:
     return table.take(np.flatnonzero(np.isin(table.which, taken)))
 
 
-def scores_of(
-    model: str, train: GroupTable, test: GroupTable, epochs: int, seed: int
-) -> np.ndarray:  # fmt: skip
-    if model in RECIPES:
-        return fit_trees(train, RECIPES[model], seed)(test)
-    if model == DESTROYED:
-        train, test = destroyed(train, seed), destroyed(test, seed + 1)
-    variant = VARIANTS['gtuner' if model == DESTROYED else model]
-    made = train_gat(train, variant, Training(epochs, RATE, BATCH, DECAY, seed), {})
-    return made.log_seconds(test.x, test.base, test.graphs, test.which)
+def variant_of(model: str) -> str:
+    return 'gtuner' if model == DESTROYED else model
 
 
 def worth(scores: np.ndarray, test: GroupTable) -> dict[str, float]:
@@ -79,24 +93,7 @@ def worth(scores: np.ndarray, test: GroupTable) -> dict[str, float]:
     }  # fmt: skip
 
 
-def latencies(
-    scores: np.ndarray, test: Sequence[GroupRows], counts: Mapping[str, Mapping[str, int]],
-    network: str = NETWORK,
-) -> dict[str, float]:  # fmt: skip
-    """By trials of every group, what the groups of a network take one after the other, in ms: each
-    the best of the first so many, as often as the network has it.
-    """
-    ends = np.cumsum([len(rows) for rows in test])
-    found = dict.fromkeys(map(str, TRIALS), 0.0)
-    for rows, end in zip(test, ends, strict=True):
-        order = np.argsort(scores[end - len(rows) : end], kind='stable')
-        for trials in TRIALS:
-            best = float(rows.seconds[order[:trials]].min())
-            found[str(trials)] += 1e3 * counts[rows.group.digest].get(network, 0) * best
-    return found
-
-
-def text(found: dict[str, Any]) -> str:
+def text(found: Mapping[str, Any]) -> str:
     lines = [f'{"model":16s} groups  seed  Spearman   cost  loss at 1     at 10     at 30  trials']
     for row in found['rows'].values():
         w = row['worth']
@@ -108,6 +105,113 @@ def text(found: dict[str, Any]) -> str:
     return '\n'.join(lines)
 
 
+@dataclass
+class Ablation:
+    """Tables of what was measured, and the file of what is done."""
+
+    train: GroupTable
+    test: GroupTable
+    tested: Sequence[GroupRows]
+    counts: Mapping[str, Mapping[str, int]]
+    path: Path
+    found: dict[str, Any]
+    kept: Path | None
+    at_once: int
+
+    def done(
+        self, job: Job, scores: np.ndarray, rows: GroupTable, began: float, **said: float
+    ) -> None:
+        """Write what a model is worth."""
+        if self.kept is not None:
+            self.kept.mkdir(parents=True, exist_ok=True)
+            name = f'{job.model}-{job.share}-{job.seed}.npy'.replace(' ', '_')
+            np.save(self.kept / name, scores.astype(np.float32))
+        each = np.split(scores, np.cumsum([len(rows) for rows in self.tested])[:-1])
+        self.found['rows'][job.key] = {
+            'model': job.model, 'share': job.share, 'seed': job.seed, 'train_rows': len(rows),
+            'groups': len(np.unique(rows.which)), 'worth': worth(scores, self.test),
+            'resnet18_ms': latencies(each, self.tested, self.counts),
+            'after_s': round(time.monotonic() - began, 1), **said,
+        }  # fmt: skip
+        self.path.write_text(json.dumps(self.found, indent=1) + '\n')
+        print(job.key, f'{time.monotonic() - began:.0f} s', flush=True)
+
+    def lesson(self, job: Job, epochs: int) -> Lesson:
+        table = destroyed(self.train, job.seed) if job.model == DESTROYED else self.train
+        training = Training(epochs, RATE, BATCH, DECAY, job.seed)
+        rows = part_of(table, job.share, job.seed)
+        return Lesson(rows, VARIANTS[variant_of(job.model)], training)
+
+    def says(self, job: Job, model: GatModel) -> np.ndarray:
+        test = destroyed(self.test, job.seed + 1) if job.model == DESTROYED else self.test
+        return model.log_seconds(test.x, test.base, test.graphs, test.which)
+
+    def networks(self, jobs: Sequence[Job], epochs: int, began: float, within: float) -> None:
+        """Train side by side; while one is asked, others are trained."""
+        lessons = [self.lesson(job, epochs) for job in jobs]
+        asked: list[tuple[int, GatModel, Future[np.ndarray]]] = []
+
+        def write() -> None:
+            number, model, scores = asked.pop(0)
+            rows, loss = lessons[number].table, model.header['loss']
+            self.done(jobs[number], scores.result(), rows, began, training_loss=loss)
+
+        with ThreadPoolExecutor(2) as pool:
+            for number, model in train_several(lessons, self.at_once):
+                asked.append((number, model, pool.submit(self.says, jobs[number], model)))
+                while asked and asked[0][2].done():
+                    write()
+                if time.monotonic() - began > within:
+                    break
+            while asked:
+                write()
+
+    def others(self, jobs: Sequence[Job], began: float, within: float) -> None:
+        """Trees and the time model."""
+        for job in jobs:
+            if time.monotonic() - began > within:
+                return
+            rows = part_of(self.train, job.share, job.seed)
+            if job.model == ANALYTICAL:
+                scores = self.test.base
+            else:
+                scores = fit_trees(rows, RECIPES[job.model], job.seed)(self.test)
+            self.done(job, scores, rows, began)
+
+
+def jobs_of(options: argparse.Namespace) -> Iterator[Job]:
+    """All groups first, then the curves."""
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    for share in map(float, options.shares.split(',')):
+        for seed in seeds:
+            for model in filter(None, options.models.split(',')):
+                if share == 1 or model in CURVES:
+                    yield Job(model, share, seed)
+
+
+def ship(
+    folder: Path, models: Sequence[str], table: GroupTable, about: Mapping[str, Any], epochs: int,
+    at_once: int,
+) -> None:  # fmt: skip
+    """Files of models, each with what a twin says of groups that it did not learn from."""
+    out_of = np.arange(len(table.labels)) % HELD_OUT == HELD_OUT - 1
+    seen = table.take(np.flatnonzero(~out_of[table.which]))
+    training = Training(epochs, RATE, BATCH, DECAY, 0)
+    lessons = [
+        Lesson(rows, VARIANTS[name], training, about) for name in models for rows in (seen, table)
+    ]
+    made = dict(train_several(lessons, at_once))
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(models):
+        twin, model = made[2 * number], made[2 * number + 1]
+        found = validated(twin, table, np.flatnonzero(out_of))
+        save_gat(
+            replace(model, header=dict(model.header) | {'validation': found}),
+            folder / f'{name}{SUFFIX}',
+        )
+        print(name, found, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -115,37 +219,48 @@ def main() -> None:
     parser.add_argument('--data', type=Path, default=Path('bench/results/h200/groups'))
     parser.add_argument('--json', type=Path, required=True)
     parser.add_argument('--epochs', type=int, default=300)
-    parser.add_argument('--seeds', type=int, default=1)
+    parser.add_argument('--seeds', type=int, default=3)
+    parser.add_argument('--first-seed', type=int, default=0)
     parser.add_argument('--models', default=','.join(MODELS))
     parser.add_argument('--shares', default=','.join(map(str, SHARES)), help='of the groups')
     parser.add_argument('--within', type=float, default=1e9)
+    parser.add_argument('--at-once', type=int, default=AT_ONCE)
+    parser.add_argument('--scores', type=Path, help='a folder')
+    parser.add_argument('--ship', type=Path, help='a folder')
     options = parser.parse_args()
     began = time.monotonic()
     found: dict[str, Any] = {'epochs': options.epochs, 'batch': BATCH, 'rate': RATE, 'rows': {}}
     if options.json.exists():
         found = json.loads(options.json.read_text())
     data = read_groups(options.data)
-    assert data.machine is not None
-    train = group_table(data.train, data.machine)
+    gpu = data.machine
+    assert gpu is not None
     tested = [rows for rows in data.test if len(rows) >= LEAST]
+    with Pool() as pool:
+        each = [
+            pool.submit(kept_statistics, group, gpu, schedules)
+            for group, schedules, _ in map(known_rows, (*data.train, *tested))
+        ]
+        for one in each:
+            one.result()
+    train, test = group_table(data.train, gpu), group_table(tested, gpu)
+    print(len(train), len(test), f'rows in {time.monotonic() - began:.0f} s', flush=True)
+    if options.ship is not None:
+        about = {
+            'machine': gpu.name, 'rows': len(train), 'groups': len(train.labels), 'seed': 0,
+            'data_sha256': digest_of(data.train),
+        }  # fmt: skip
+        ship(options.ship, options.models.split(','), train, about, options.epochs, options.at_once)
+        return
     counts = {digest: one.networks for digest, one in read_catalogue(options.data).items()}
-    test = group_table(tested, data.machine)
-    for seed in range(options.seeds):
-        for share in map(float, options.shares.split(',')):
-            for model in options.models.split(','):
-                key = f'{model} {share} {seed}'
-                late = time.monotonic() - began > options.within
-                if key in found['rows'] or late or (model == DESTROYED and share < 1):
-                    continue
-                some, start = part_of(train, share, seed), time.monotonic()
-                scores = scores_of(model, some, test, options.epochs, seed)
-                found['rows'][key] = {
-                    'model': model, 'share': share, 'seed': seed, 'train_rows': len(some),
-                    'groups': len(np.unique(some.which)), 'worth': worth(scores, test),
-                    'resnet18_ms': latencies(scores, tested, counts),
-                    'seconds': round(time.monotonic() - start, 1),
-                }  # fmt: skip
-                options.json.write_text(json.dumps(found, indent=1) + '\n')
+    ablation = Ablation(
+        train, test, tested, counts, options.json, found, options.scores, options.at_once
+    )
+    jobs = [job for job in jobs_of(options) if job.key not in found['rows']]
+    networks = [job for job in jobs if variant_of(job.model) in VARIANTS]
+    others = [job for job in jobs if job not in networks]
+    ablation.others(others, began, options.within)
+    ablation.networks(networks, options.epochs, began, options.within)
     print(text(found))
 
 

@@ -3,7 +3,9 @@
 Goes in: a `GroupTable`, a variant, settings. Comes out: a `GatModel`, which asks without torch. All
 weights are parts of one vector, so that a checkpoint is three of them: the weights and Adam's two
 moments. What an epoch does follows from the seed and its number: training that was interrupted goes
-on from its checkpoint and ends as if it had not been. It runs on a GPU where torch has one.
+on from its checkpoint and ends as if it had not been. It runs on a GPU where torch has one, and
+there several models may be trained side by side (`train_several`): the small kernels of one leave
+most of a GPU idle.
 
 This is the one file of `learn` that imports torch.
 """
@@ -14,8 +16,9 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,16 @@ def ops_on(device: str) -> Ops:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What a model is trained on, and how; `header` is what is known of the data."""
+
+    table: GroupTable = field(repr=False)
+    variant: Variant
+    training: Training
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+
 def train_gat(
     table: GroupTable,
     variant: Variant,
@@ -83,6 +96,43 @@ def train_gat(
 
     `report` hears of each epoch and its mean loss. A `checkpoint` is gone when training is done.
     """
+    epochs = _epochs(Lesson(table, variant, training, header), checkpoint, report)
+    while True:
+        try:
+            next(epochs)
+        except StopIteration as end:
+            return end.value
+
+
+def train_several(
+    lessons: Sequence[Lesson], at_once: int = 1
+) -> Iterator[tuple[int, GatModel]]:  # fmt: skip
+    """[Lesson] -> (number of the lesson, its model), as they end. On a GPU `at_once` of them have a
+    stream each, and take turns by epochs.
+    """
+    left = list(enumerate(lessons))[::-1]
+    busy: dict[int, tuple[Generator[None, None, GatModel], Any]] = {}
+    while left or busy:
+        while left and len(busy) < at_once:
+            number, lesson = left.pop()
+            own = torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else None
+            busy[number] = _epochs(lesson, None, None), own or nullcontext()
+        for number, (epochs, stream) in list(busy.items()):
+            try:
+                with stream:
+                    next(epochs)
+            except StopIteration as end:
+                del busy[number]
+                yield number, end.value
+
+
+def _epochs(
+    lesson: Lesson, checkpoint: Path | None, report: Callable[[int, float], object] | None
+) -> Generator[None, None, GatModel]:
+    """The training of one model, epoch by epoch; it returns the model."""
+    table, variant, training, header = (
+        lesson.table, lesson.variant, lesson.training, lesson.header
+    )  # fmt: skip
     if len(table) < LEAST_ROWS:
         raise InputError(
             f'{len(table)} measured rows are too few to learn from; give at least {LEAST_ROWS}'
@@ -133,8 +183,10 @@ def train_gat(
         if checkpoint is not None and time.monotonic() - saved > SAVED_EVERY_S:
             _save(checkpoint, flat, optimiser, epoch + 1)
             saved = time.monotonic()
+        yield
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
+    loss = float(total) / len(table)
     learned = flat.detach().cpu()
     final = {name: part.numpy().copy() for name, part in _parts(learned, sizes).items()}
     if not all(np.isfinite(array).all() for array in final.values()):
@@ -145,7 +197,7 @@ def train_gat(
         variant, final, scaling,
         {
             **header, 'variant': variant.name, 'statistics': list(NAMES),
-            'node_features': list(NODE_NAMES), 'training': asdict(training),
+            'node_features': list(NODE_NAMES), 'training': asdict(training), 'loss': loss,
         },
     )  # fmt: skip
 
@@ -155,8 +207,12 @@ def _recorded(
     optimiser: torch.optim.Adam,
 ) -> Callable[[torch.Tensor, torch.Tensor | None], None]:  # fmt: skip
     """The step as one CUDA graph: of some hundred small kernels launching takes longer than
-    running. Weights are what they were before, and Adam's state is there and zero.
+    running. Its products are in TF32. It is recorded on the stream where it was tried, which no
+    other model has: workspaces of products belong to streams. Weights are what they were before,
+    and Adam's state is there and zero.
     """
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision('high')
     rows = torch.zeros(batch, dtype=torch.int64, device=flat.device)
     counts = torch.ones(batch, device=flat.device)
     before = flat.detach().clone()
@@ -168,8 +224,9 @@ def _recorded(
     torch.cuda.current_stream().wait_stream(aside)
     optimiser.zero_grad()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=aside):
         step(rows, counts)
+    torch.set_float32_matmul_precision(precision)
     with torch.no_grad():
         flat.copy_(before)
         for value in optimiser.state[flat].values():

@@ -78,7 +78,7 @@ class GroupTable:
         return np.flatnonzero(self.which == group)
 
 
-def _known(measured: MeasuredGroup) -> tuple[Group, list[GpuSchedule], Array]:
+def known_rows(measured: MeasuredGroup) -> tuple[Group, list[GpuSchedule], Array]:
     """(group, schedules that there are statistics of, their seconds)."""
     there = np.array([is_known(schedule) for schedule in measured.schedules], bool)
     schedules = [s for s, known in zip(measured.schedules, there, strict=True) if known]
@@ -87,7 +87,7 @@ def _known(measured: MeasuredGroup) -> tuple[Group, list[GpuSchedule], Array]:
 
 def group_table(sets: Sequence[MeasuredGroup], machine: GpuMachine) -> GroupTable:
     """[measured groups, machine] -> [GroupTable]; kernels without statistics are left out."""
-    kept = [one for one in map(_known, sets) if one[1]]
+    kept = [one for one in map(known_rows, sets) if one[1]]
     rows = sum(len(schedules) for _, schedules, _ in kept)
     if rows < LEAST_ROWS:
         raise InputError(

@@ -17,6 +17,7 @@ from tilewright.ops.group import Group
 
 # Pieces in flight with, for two precisions, `late` and `bulk`.
 WAYS = [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1)]
+_TWO = {'queue': 1, 'stages': 3, 'late': 1, 'bulk': 1}
 _PROBED = {'kb': 8, 'stages': 2, 'split': 2, 'joint': 0, 'bn': 1, 'bh': 7}
 
 
@@ -112,7 +113,7 @@ PATCH = GpuSchema(
     need=need,
     work=work,
     at_once=lambda group, schedule: plan.plan(group, schedule).at_once,
-    measured=('mma_tf32x3', 'wgmma_tf32x3'),
+    measured=('mma_tf32x3', 'wgmma_tf32x3', 'wgmma_tf32_bf16'),
     levels={
         'thread_k': 'tk', 'thread_x': 'tp', 'block_k': 'bk', 'block_y': 'bh', 'block_x': 'bw',
     },
@@ -126,6 +127,10 @@ PATCH = GpuSchema(
             {**_PROBED, 'bw': 28, 'bk': 64, 'tk': 64, 'tp': 64, 'queue': 1, 'gap': 0},
             'wgmma_tf32x3', features=False,
         ),
+        Probe(
+            {**_PROBED, **_TWO, 'bw': 28, 'bk': 64, 'tk': 64, 'tp': 64, 'gap': 0},
+            'wgmma_tf32_bf16', features=False,
+        ),
     ),
 )  # fmt: skip
 
@@ -137,8 +142,18 @@ STRIP = replace(
     table=_strip_table,
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split')),
     sampled={},
-    measured=(),
+    measured=('mma_tf32x3', 'wgmma_tf32_bf16'),
     levels={},
-    tiling=None,
-    probes=(),
+    probes=(
+        Probe(
+            {'bp': 128, 'bk': 32, 'tk': 32, 'tp': 32, 'kb': 8, 'stages': 2, 'split': 1, 'joint': 0},
+            'mma_tf32x3',
+            features=False,
+        ),
+        Probe(
+            {'bp': 128, 'bk': 64, 'tk': 64, 'tp': 64, 'kb': 8, 'split': 1, 'joint': 0, **_TWO},
+            'wgmma_tf32_bf16',
+            features=False,
+        ),
+    ),
 )

@@ -91,10 +91,13 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
 
 
 def tiling(batch: Batch) -> Tiling:
-    """[Batch] -> [Tiling] of the patch schema."""
+    """[Batch] -> [Tiling] of patches and strips; a strip's pixels are the box around them."""
     c = contraction_of(batch.group)
     sizes = c.stage.sizes
-    tile = {d: np.minimum(batch.column(f'b{d.rstrip("_")}'), sizes[d]) for d in c.pixels}
+    if 'bp' in batch.tiles:
+        tile = boxed(batch.column('bp'), [(d, sizes[d]) for d in c.pixels])
+    else:
+        tile = {d: np.minimum(batch.column(f'b{d.rstrip("_")}'), sizes[d]) for d in c.pixels}
     bk, tk, tp = (batch.column(name) for name in ('bk', 'tk', 'tp'))
     wide = batch.intrinsic.startswith('wgmma')
     columns = np.maximum(tk // (2 if wide else 8), 1)
