@@ -387,10 +387,11 @@ def _write_strip(writer: Writer, p: StripPlan, copy: Copy, nest: Nest) -> None:
     writer.line(
         f'const long run = ({high} - {low}) * {copy.pitch} - {copy.pitch - copy.across.size};'
     )
-    more = (copy.down.span - 1) // copy.down.stride
     first = f'{low} * {copy.down.stride} - {copy.down.before}'
     kind = p.dot.source
-    writer.line(f'copy_rows({source}, ({kind} *)buffer, {first}, {high} - {low} + {more});')
+    # All rows that there is room for, also where a thread has fewer: behind the last pixel of a row
+    # lies the border of the next one.
+    writer.line(f'copy_rows({source}, ({kind} *)buffer, {first}, {copy.rows});')
     beyond = len(copy.row_phases) * len(copy.column_phases) * copy.plane
     pad = int(p.dot.group.main.pad_value) & 255
     writer.line(f'memset(buffer + {beyond}, {pad}, {4 * (copy.size - beyond)});')
