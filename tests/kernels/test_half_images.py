@@ -81,7 +81,7 @@ def finished(group: Group, random: Random) -> Group:
         tensors = (replace(t, dtype='f32') if t.role == 'output' else t for t in made.tensors)
         made = replace(made, tensors=tuple(tensors))
     elif random.random() < 0.4:
-        made = quantised(made, random)
+        made = quantised(made, 'f16', random)
     return made
 
 

@@ -62,10 +62,10 @@ def test_tiles_share_what_comes_next(monkeypatch):
     def ahead(group: Group, rows: int, columns: int, **inner: int) -> Ahead | None:
         return plan_outer(group, copied(group, 'avx512', rows, columns, **inner)).ahead
 
-    assert ahead(WINDOW, 2, 5) == Ahead('h', '0', 2, 6 * 9 * 16, 29)  # of 9 x 16 floats
-    assert ahead(POINT, 1, 4) == Ahead('w', '0', 4, 6 * 16, 3)
+    assert ahead(WINDOW, 2, 5) == Ahead('h', '0', 2, 6 * 9 * 16, 29, shares=5)  # of 9 x 16 floats
+    assert ahead(POINT, 1, 4) == Ahead('w', '0', 4, 6 * 16, 3, shares=6)
     # With channels in two pieces the second piece of the same panel comes next.
-    assert ahead(WINDOW, 2, 5, c=4) == Ahead('h', '0', 2, 4 * 9 * 16, 29)
+    assert ahead(WINDOW, 2, 5, c=4) == Ahead('h', '0', 2, 4 * 9 * 16, 29, shares=5)
     assert ahead(WINDOW, 3, 5) is None  # three tiles are too few
 
 

@@ -62,11 +62,13 @@ def test_the_next_piece_is_along_the_loop_around_the_tiles():
     def ahead(inner: dict[str, int], order: str, **options: int) -> Ahead | None:
         return plan_outer(group, in_place(group, 'avx2', inner, tuple(order), **options)).ahead
 
-    assert ahead({}, 'jki') == Ahead('i', '0', 2, 10 * 8, 2)  # the next panel: all of k
-    assert ahead({'k': 4}, 'jki') == Ahead('i', '0', 2, 4 * 8, 2)  # the next four of k
-    assert ahead({'k': 4}, 'kji') == Ahead('i', '0', 2, 10 * 8, 2)  # the same four, next panel
+    assert ahead({}, 'jki') == Ahead('i', '0', 2, 10 * 8, 2, shares=4)  # the next panel: all of k
+    assert ahead({'k': 4}, 'jki') == Ahead('i', '0', 2, 4 * 8, 2, shares=4)  # the next four of k
+    assert ahead({'k': 4}, 'kji') == Ahead(
+        'i', '0', 2, 10 * 8, 2, shares=4
+    )  # the same four, next panel
     assert ahead({'i': 4}, 'ijk') is None  # two tiles of a piece
-    assert ahead({}, 'jki', every_i=1) == Ahead('i', 'i_l2', 2, 10 * 8, 2, most=2)
+    assert ahead({}, 'jki', every_i=1) == Ahead('i', 'i_l2', 2, 10 * 8, 2, most=2, shares=4)
 
 
 def test_kernels_for_many_sizes_are_told_how_much_to_ask_for():

@@ -73,6 +73,11 @@ class HalfValue:
         """Floats of a vector."""
         return LANES.get(self.arch, MOST_LANES)
 
+    @property
+    def put(self) -> str:
+        """The function that stores a vector of results."""
+        return f'put_{"bytes" if self.stored else self.dtype}'
+
     def write_functions(self, writer: Writer) -> None:
         """Vectors, their loads and stores, and what the expression calls."""
         if self.arch in HEADERS:
@@ -101,8 +106,7 @@ class HalfValue:
             if not item.stride(vector):
                 text = f'(float)*{item.name} - zero_v'
             writer.line(f'const row_v {item.name}_v = {text};')
-        kind = 'bytes' if self.stored else self.dtype
-        writer.line(f'put_{kind}(out + {first}, {self.epilogue.expression});')
+        writer.line(f'{self.put}(out + {first}, {self.epilogue.expression});')
         writer.close()
 
 

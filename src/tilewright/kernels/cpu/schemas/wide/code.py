@@ -127,7 +127,7 @@ def _write_tile(writer: Writer, p: WidePlan, tile: Tile, name: str) -> None:
                 text = f'(float)*({place}) - zero_v'
             writer.line(f'const row_v {item.name}_v = {text};')
         place = total(['out', str(i * step), 'c'])
-        writer.line(f'put_{p.value.dtype}({place}, {p.value.epilogue.expression});')
+        writer.line(f'{p.value.put}({place}, {p.value.epilogue.expression});')
         writer.close()
     writer.close(2)
     writer.line()

@@ -67,7 +67,7 @@ class WidePlan:
         """Whether it is a maximum or minimum alone, of the bits of lines of whole channels."""
         alone = not self.value.epilogue.operands and self.value.epilogue.expression == 'value'
         whole = self.schedule.reg.tile[self.channel] == LINE and self.size % LINE == 0
-        return self.combiner != 'sum' and alone and whole and self.value.dtype == 'bf16'
+        return self.combiner != 'sum' and alone and whole and self.value.put == 'put_bf16'
 
     @property
     def leaves(self) -> bool:
