@@ -40,19 +40,24 @@ def write_behind(writer: Writer, p: OuterPlan) -> None:
     writer.line('long left;')
     writer.depth -= 1
     writer.lines += ['} pending;', '']
+    # Bytes that are stored may be anything, the pending sums as well: a copy stays in registers.
     writer.open(f'{INLINE} void finish(pending *f, long pixels)')
-    writer.open('for (long i = 0; i < pixels && f->left > 0; i++)')
+    writer.line('pending now = *f;')
+    writer.line('const long count = pixels < now.left ? pixels : now.left;')
+    writer.open('for (long i = 0; i < count; i++)')
     if stores_fours(vectors, lanes, p.whole):
-        given = ''.join(f', f->{i.name}' for i in items)
-        writer.line(f'store_{vectors}(f->acc, f->out, {lanes}{given});')
+        given = ''.join(f', now.{i.name}' for i in items)
+        writer.line(f'store_{vectors}(now.acc, now.out, {lanes}{given});')
     else:
         for first in range(0, vectors * lanes, lanes):
-            given = ''.join(f', f->{i.name} + {first * i.stride(vector)}' for i in items)
-            writer.line(f'store_vector(f->acc + {first}, f->out + {first}, {lanes}{given});')
+            given = ''.join(f', now.{i.name} + {first * i.stride(vector)}' for i in items)
+            writer.line(f'store_vector(now.acc + {first}, now.out + {first}, {lanes}{given});')
     steps = [('acc', vectors * lanes), ('out', p.out_strides.get(row, 0))]
     for name, step in (*steps, *((i.name, i.stride(row)) for i in items)):
         if step:
-            writer.line(f'f->{name} += {step};')
-    writer.line('f->left--;')
-    writer.close(2)
+            writer.line(f'now.{name} += {step};')
+    writer.close()
+    writer.line('now.left -= count;')
+    writer.line('*f = now;')
+    writer.close()
     writer.line()
