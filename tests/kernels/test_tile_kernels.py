@@ -273,6 +273,18 @@ def test_random_windows_of_bf16_are_the_definition(row: str) -> None:
     assert sum(check_wide(seed, base) for seed in range(QUICK)) >= QUICK // 2
 
 
+@pytest.mark.parametrize('row', tuple(tile_rows()))
+@pytest.mark.parametrize('draw', [draw_tiles, draw_strip, draw_wide])
+def test_one_number_of_bf16_for_all_channels_of_a_pixel_is_widened(draw, row: str) -> None:
+    """What follows a sum on vectors reads it as a number, not as its bits."""
+    groups = 32 if draw is draw_wide else 1
+    group = conv2d(c=32, k=32, h=9, w=17, r=3, s=3, pad=1, groups=groups)
+    group = half_group(followed(group, call('mul', read(0), read(1)), (1, 1, 9, 17)), 'bf16')
+    isa = row.removesuffix('tiles')
+    schedule = next(s for s in (draw(group, isa, Random(n), 2, 2) for n in range(40)) if s)
+    assert_exact(group, group, schedule, whole_numbers(group, 3), native(), '-O1')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('row', tuple(tile_rows()))
 def test_many_windows_of_bf16(row: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.kernels.cpu.expression import C_TYPES, number
+from tilewright.kernels.cpu.expression import C_TYPES, number, widened
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import Operand
 from tilewright.kernels.cpu.vector_epilogue import (
@@ -104,7 +104,7 @@ class HalfValue:
         for item in operands:
             text = f'take_{item.dtype}({item.name} + {first})'
             if not item.stride(vector):
-                text = f'(float)*{item.name} - zero_v'
+                text = f'{widened(f"*{item.name}", item.dtype)} - zero_v'
             writer.line(f'const row_v {item.name}_v = {text};')
         writer.line(f'{self.put}(out + {first}, {self.epilogue.expression});')
         writer.close()

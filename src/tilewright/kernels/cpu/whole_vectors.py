@@ -398,7 +398,7 @@ def _masked(dtype: str) -> tuple[list[str], list[str]]:
     )
 
 
-# By the rounding of `float_bf16`; sets without tiles have no instruction for it.
+# Rounded as by `float_bf16`, which keeps NaN: plain AVX-512 has no instruction for it.
 _BF16 = (
     ['const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1u << count) - 1, from));',
      'return (real_v)_mm512_slli_epi32(x, 16);'],
@@ -406,7 +406,10 @@ _BF16 = (
      'const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);',
      'const __m512i more = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));',
      'const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, more), 16);',
-     '_mm512_mask_cvtepi32_storeu_epi16(to, (1u << count) - 1, rounded);'],
+     'const __mmask16 nan = _mm512_cmp_ps_mask((__m512)all, (__m512)all, _CMP_UNORD_Q);',
+     'const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));',
+     'const __m512i made = _mm512_mask_mov_epi32(rounded, nan, quiet);',
+     '_mm512_mask_cvtepi32_storeu_epi16(to, (1u << count) - 1, made);'],
 )  # fmt: skip
 
 # Bytes or words of eight lanes of 32 bits side by side: AVX2 has no instruction that narrows.

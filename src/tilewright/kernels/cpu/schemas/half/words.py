@@ -36,6 +36,8 @@ def why_no_words(group: Group, dtype: str) -> str:
         group.tensor(a.tensor).dtype != dtype for a in main.reads
     ):
         return f'{group.label} does not multiply {dtype} as they are stored'
+    if main.pad_value:
+        return f'{group.label} has a border of {main.pad_value}, not of zeros'
     if group.tensor(factors(group)[1].tensor).role != 'constant':
         return f'the weights of {group.label} are not constant'
     form = in_words(flatten(group), PRODUCTS)

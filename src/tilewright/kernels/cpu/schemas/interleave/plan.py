@@ -60,6 +60,8 @@ def _border(group: Group) -> tuple[int, int] | None:
     (images, _, _, channels), shape = group.output.shape, given[0].shape
     if channels > MOST or (images, channels) != shape[:2]:
         return None
+    if -image[3].const > group.output.shape[2]:  # a border that is wider than the result
+        return None
     return -image[2].const, -image[3].const
 
 

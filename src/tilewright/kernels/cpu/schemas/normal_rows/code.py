@@ -78,8 +78,6 @@ def _write_part(
         step = ''
         if tensor.size == p.group.output.size and len(tensor.shape) > 1:
             step = f' + row * {p.length}'
-        elif tensor.shape == (p.group.output.shape[0],) and tensor.shape != (p.length,):
-            step = ' + row'
         writer.line(
             f'{const}{kind} *restrict {_pointer(tensor.name)} = ({const}{kind} *){base}{step};'
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilewright.errors import ScheduleError
-from tilewright.kernels.cpu.half_vectors import MOVES
+from tilewright.kernels.cpu.half_vectors import MOST_LANES, MOVES
 from tilewright.kernels.cpu.schema import Work
 from tilewright.machine.isa import ISAS, tile_isa
 from tilewright.ops.group import Group
@@ -55,7 +55,14 @@ def why_not(group: Group) -> str:
             return other
         shapes = {_shape(a, row, along) for a in stage.reads}
         kept = _shape(stage.write, row, along)
-        if None in shapes or [d.name for d in stage.dims] not in ([row], [row, along]):
+        given = {
+            _shape(a, row, along) for a in stage.reads if group.tensor(a.tensor).role != 'inner'
+        }
+        if (
+            None in shapes
+            or 'row' in given
+            or [d.name for d in stage.dims] not in ([row], [row, along])
+        ):
             return other
         if stage.combiner not in (None, 'sum') or kept != ('row' if stage is not last else 'all'):
             return other
@@ -106,8 +113,8 @@ def row_work(group: Group, _schedule: Schedule) -> Work:
     """Elements that are loaded and computed in vectors, by every stage along rows."""
     last = group.stages[-1]
     passes = sum(1 for s in group.stages if len(s.dims) == len(last.dims))
-    lanes = 16
-    return Work(group.flops, group.compulsory_bytes, 2.0 * passes * last.points / lanes)
+    vectors = passes * last.points / MOST_LANES
+    return Work(group.flops, group.compulsory_bytes, 2.0 * vectors)
 
 
 def row_lines(group: Group, schedule: Schedule) -> list[str]:
@@ -143,7 +150,8 @@ def by_inverses(stage: Stage, scalars: set[str]) -> Formula:
             name = f'inverse_{len(found)}'
             found.append((name, expr.args[1]))
             reads.append(Access(name, (var(stage.dims[0].name),)))
-            return Expr('mul', (swap(expr.args[0]), read(len(reads) - 1)))
+            inverse = read(len(reads) - 1)
+            return Expr('mul', (swap(expr.args[0]), inverse))
         return replace(expr, args=tuple(map(swap, expr.args)))
 
     made = swap(stage.expr)

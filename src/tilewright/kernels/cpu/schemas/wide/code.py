@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 
 from tilewright.kernels.cpu import abi
-from tilewright.kernels.cpu.expression import C_TYPES, number
+from tilewright.kernels.cpu.expression import C_TYPES, number, widened
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.half_vectors import MOST_LANES as LANES
 from tilewright.kernels.cpu.nest import Nest
@@ -124,7 +124,7 @@ def _write_tile(writer: Writer, p: WidePlan, tile: Tile, name: str) -> None:
             place = total([item.name, moved, scaled('c', item.stride(p.channel))])
             text = f'take_{item.dtype}({place})'
             if not item.stride(p.channel):
-                text = f'(float)*({place}) - zero_v'
+                text = f'{widened(f"*({place})", item.dtype)} - zero_v'
             writer.line(f'const row_v {item.name}_v = {text};')
         place = total(['out', str(i * step), 'c'])
         writer.line(f'{p.value.put}({place}, {p.value.epilogue.expression});')
