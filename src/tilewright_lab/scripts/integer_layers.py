@@ -4,9 +4,9 @@
 
 Goes in: names of convolutions (docs/specs.md). Comes out: for each the median microseconds of the
 layer, with the copy of its image, rounding and storing, and of its products the share of the peak
-that `tilewright machine` measured with one thread. The layer is a QLinearConv (i8 images, i8
-weights of each channel) between two others of few channels, as it stands in a network; times are
-those of its task in `Network.profile`.
+that `tilewright machine` measured with one thread: of tiles where it is computed in them, else of
+vectors. The layer is a QLinearConv (i8 images, i8 weights of each channel) between two others of
+few channels, as it stands in a network; times are those of its task in `Network.profile`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import tilewright as tw
+from tilewright.machine.isa import ISAS
 from tilewright.machine.measure import load_machine
 from tilewright.ops.suites import parse
 
@@ -74,7 +75,9 @@ def measured(name: str, calls: int) -> dict[str, Any]:
     found = [t for t in network.profile(calls=calls).tasks if 'layer' in t.origin]
     times = statistics.median(task.time_ms for task in found)
     products = 2 * group.main.points
-    peak = load_machine()[0].dot_one_gops
+    schedules = (network.kernels[t.digest].schedule for t in network.tasks if 'layer' in t.origin)
+    machine, in_tiles = load_machine()[0], any(ISAS[s.isa].rows for s in schedules)
+    peak = machine.tile_one_gops if in_tiles else machine.dot_one_gops
     return {
         'layer': name, 'threads': 1, 'ms': times, 'gops': products / times / 1e6,
         'peak_gops': peak, 'share_of_peak': products / times / 1e6 / peak,
