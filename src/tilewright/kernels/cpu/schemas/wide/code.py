@@ -9,15 +9,13 @@ Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of ker
 
 from __future__ import annotations
 
-import itertools
-
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.expression import C_TYPES, number, widened
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.half_vectors import MOST_LANES as LANES
-from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.wide.plan import LINE, WidePlan
+from tilewright.kernels.cpu.schemas.windows.nest import write_rows
 from tilewright.kernels.cpu.schemas.windows.plan import Tile
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.stage import COMBINERS
@@ -248,10 +246,8 @@ def _write_packing(writer: Writer, p: WidePlan) -> None:
 
 def _write_part(writer: Writer, p: WidePlan, names: dict) -> None:
     """Rows of the result, tile by tile."""
-    group, down, across, depth = p.group, p.down, p.across, p.image.shape[3]
-    inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
+    inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
     places, border, _ = _places(p)
-    result = C_TYPES[group.output.dtype]
     writer.open('void tw_part(const tw_args *args, long part)')
     writer.line('(void)part;')
     writer.line(f'const bf16_t *source = (const bf16_t *){inputs[p.image.name]};')
@@ -262,37 +258,4 @@ def _write_part(writer: Writer, p: WidePlan, names: dict) -> None:
     for item in p.value.epilogue.operands:
         place = inputs.get(item.tensor) or f'args->packed + {places[item.tensor]}'
         writer.line(f'const {C_TYPES[item.dtype]} *{item.name} = (const void *)({place});')
-    nest = Nest(group.main, p.schedule, writer)
-    nest.open_parts()
-    (low, high), (first, last) = nest.at(down.out), nest.at(p.channel)
-    writer.open(f'for (long image = 0; image < {group.main.sizes[p.batch]}; image++)')
-    writer.open(f'for (long line = {low}; line < {high}; line++)')
-    writer.line(f'const bf16_t *rows[{down.taps}];')
-    writer.open(f'for (long r = 0; r < {down.taps}; r++)')
-    writer.line(f'const long y = line * {down.stride} + r * {down.dilation} - {down.before};')
-    row = f'source + (image * {down.extent} + y) * {across.extent * depth}'
-    if p.leaves:
-        row = f'(unsigned long)y < {down.extent}ul ? {row} : border'
-    writer.line(f'rows[r] = {row};')
-    writer.close()
-    strides, const = access_strides(group, group.main.write)
-    pixel = {p.batch: 'image', down.out: 'line', across.out: 'pixel'}
-
-    def place_of(steps: dict[str, int], start: int) -> str:
-        return total([*(scaled(pixel[d], s) for d, s in steps.items() if d in pixel), str(start)])
-
-    operands = ''.join(
-        f', {item.name} + {place_of(dict(item.strides), item.const)}'
-        for item in p.value.epilogue.operands
-    )
-    weights = ', weights' if p.weights else ''
-    for columns, run in itertools.groupby(p.tiles, key=lambda tile: tile.columns):
-        alike = list(run)
-        count, start = len(columns), alike[0]
-        end = alike[-1].first + count
-        writer.open(f'for (long pixel = {start.first}; pixel < {end}; pixel += {count})')
-        at = f'(pixel - {start.first}) * {across.stride * depth} + {start.base * depth}'
-        to = f'({result} *)args->out + {place_of(strides, const)}'
-        writer.line(f'{names[columns]}(rows, {at}{weights}, {to}, {first}, {last}{operands});')
-        writer.close()
-    writer.close(3)
+    write_rows(writer, p, 'bf16_t', names, p.value.epilogue.operands)

@@ -10,13 +10,11 @@ Channels innermost are read as they lie in memory, and so are weights.
 
 from __future__ import annotations
 
-import itertools
-
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.expression import C_TYPES, number
 from tilewright.kernels.cpu.half_epilogue import LANES, take
-from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import Operand, access_strides
+from tilewright.kernels.cpu.schemas.windows.nest import write_rows
 from tilewright.kernels.cpu.schemas.windows.plan import Tile, WindowsPlan
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.stage import COMBINERS
@@ -180,10 +178,9 @@ def _write_packing(writer: Writer, p: WindowsPlan) -> None:
 
 def _write_part(writer: Writer, p: WindowsPlan, names: dict) -> None:
     """Rows of the result, tile by tile."""
-    group, down, across, depth = p.group, p.down, p.across, p.image.shape[3]
-    inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
+    inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(p.group.with_role('input'))}
     places, border, _ = _places(p)
-    result, ahead = C_TYPES[group.output.dtype], p.epilogue
+    ahead = p.epilogue
     writer.open('void tw_part(const tw_args *args, long part)')
     writer.line('(void)part;')
     writer.line(f'const f16 *source = (const f16 *){inputs[p.image.name]};')
@@ -192,40 +189,7 @@ def _write_part(writer: Writer, p: WindowsPlan, names: dict) -> None:
     if p.leaves:
         writer.line(f'const f16 *border = (const f16 *)(args->packed + {border});')
     p.epilogue.write_operands(writer, inputs, places)
-    nest = Nest(group.main, p.schedule, writer)
-    nest.open_parts()
-    (low, high), (first, last) = nest.at(down.out), nest.at(p.channel)
-    writer.open(f'for (long image = 0; image < {group.main.sizes[p.batch]}; image++)')
-    writer.open(f'for (long line = {low}; line < {high}; line++)')
-    writer.line(f'const f16 *rows[{down.taps}];')
-    writer.open(f'for (long r = 0; r < {down.taps}; r++)')
-    writer.line(f'const long y = line * {down.stride} + r * {down.dilation} - {down.before};')
-    row = f'source + (image * {down.extent} + y) * {across.extent * depth}'
-    if p.leaves:
-        row = f'(unsigned long)y < {down.extent}ul ? {row} : border'
-    writer.line(f'rows[r] = {row};')
-    writer.close()
-    strides, const = access_strides(group, group.main.write)
-    pixel = {p.batch: 'image', down.out: 'line', across.out: 'pixel'}
-
-    def place_of(steps: dict[str, int], start: int) -> str:
-        return total([*(scaled(pixel[d], s) for d, s in steps.items() if d in pixel), str(start)])
-
-    operands = ''.join(
-        f', {item.name}' if ahead.kind(item) == 'f16' != item.dtype
-        else f', {item.name} + {place_of(dict(item.strides), item.const)}'
-        for item in p.epilogue.operands
+    write_rows(
+        writer, p, 'f16', names, p.epilogue.operands,
+        lambda item: ahead.kind(item) != 'f16' or item.dtype == 'f16',
     )  # fmt: skip
-    weights = ', weights' if p.weights else ''
-    for columns, run in itertools.groupby(p.tiles, key=lambda tile: tile.columns):
-        alike = list(run)
-        count, start = len(columns), alike[0]
-        at = f'{start.base * depth}'
-        end = alike[-1].first + count
-        writer.open(f'for (long pixel = {start.first}; pixel < {end}; pixel += {count})')
-        if len(alike) > 1:
-            at = f'(pixel - {start.first}) * {across.stride * depth} + {start.base * depth}'
-        to = f'({result} *)args->out + {place_of(strides, const)}'
-        writer.line(f'{names[columns]}(rows, {at}{weights}, {to}, {first}, {last}{operands});')
-        writer.close()
-    writer.close(3)
