@@ -8,6 +8,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from sampling import NETWORKS
 
 from tilewright import zoo
+from tilewright.fallback.sessions import EXACT_INTEGERS
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.fold import fold
 from tilewright.graph.graph import Graph
@@ -44,6 +45,7 @@ def same(made: ModelProto, inputs: dict) -> Graph:
     """Compares every output; returns the graph."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.add_session_config_entry(*EXACT_INTEGERS)
     data = made.SerializeToString()
     names = [info.name for info in made.graph.output]
     session = onnxruntime.InferenceSession(data, options, providers=['CPUExecutionProvider'])

@@ -21,6 +21,8 @@ import numpy as np
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
+from tilewright.fallback.sessions import EXACT_INTEGERS
+
 from .graphs import Arrays, Net, Node, model_of
 
 
@@ -66,6 +68,7 @@ def _session(node: Node, inputs: Arrays, constants: Arrays) -> ort.InferenceSess
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    options.add_session_config_entry(*EXACT_INTEGERS)
     model = model_of([node], inputs, constants, [o for o in node.outputs if o])
     return ort.InferenceSession(
         model.SerializeToString(), options, providers=['CPUExecutionProvider']

@@ -15,7 +15,7 @@ from tilewright.graph.integer import on_integers
 from tilewright.importers.onnx import import_onnx
 from tilewright.machine.measure import load_machine
 from tilewright.network.compile import compile, prepare
-from tilewright_lab.scripts.integer_networks import onnxruntime_session, quantise, unit
+from tilewright_lab.scripts.integer_networks import exact_results, quantise, unit
 
 
 def quantised_conv(
@@ -94,7 +94,7 @@ def test_a_compiled_convolution_is_that_of_onnxruntime(tmp_path: Path) -> None:
     machine, _ = load_machine(measure=False)
     x = np.random.default_rng(5).standard_normal((1, 5, 9, 8), np.float32)
     made = compile(path, machine=machine, threads=2).run({'x': x})['y']
-    np.testing.assert_array_equal(made, onnxruntime_session(path, 1)({'x': x}))
+    np.testing.assert_array_equal(made, exact_results(path, {'x': x}))
 
 
 def concatenation(second_scale: float) -> onnx.ModelProto:
@@ -149,7 +149,7 @@ def test_parts_of_a_concatenation_are_written_where_they_belong(
     machine, _ = load_machine(measure=False)
     x = np.random.default_rng(5).standard_normal((1, 8, 6, 5), np.float32)
     made = compile(path, machine=machine, threads=2).run({'x': x})['o']
-    np.testing.assert_array_equal(made, onnxruntime_session(path, 1)({'x': x}))
+    np.testing.assert_array_equal(made, exact_results(path, {'x': x}))
 
 
 # (network, most units, most results that differ of those of the network): ties that one of both
@@ -173,6 +173,6 @@ def test_a_quantised_network_is_that_of_onnxruntime(
     machine, _ = load_machine(measure=False)
     inputs = zoo.inputs(zoo.network(name, **small))
     mine = next(iter(compile(path, machine=machine, threads=2).run(inputs).values()))
-    apart = np.abs(np.rint((mine - onnxruntime_session(path, 1)(inputs)) / unit(path)))
+    apart = np.abs(np.rint((mine - exact_results(path, inputs)) / unit(path)))
     assert apart.max() <= units
     assert np.count_nonzero(apart) <= differ

@@ -28,7 +28,7 @@ from tilewright.precision.reference import Floats
 from tilewright.precision.units import units_of
 from tilewright.search.mix import MixProblem
 from tilewright.targets.cpu.cost import CpuCost
-from tilewright_lab.scripts.integer_networks import onnxruntime_session
+from tilewright_lab.scripts.integer_networks import exact_results
 
 pytest.importorskip('onnxruntime')
 
@@ -63,7 +63,7 @@ def test_every_mix_computes_what_onnxruntime_does_and_rounds_nothing_for_floats(
     assert {(i, j) for i, j, _ in units.edges} == {(0, 1), (1, 2)}
     path, x = tmp_path / 'mix.onnx', {'x': samples(1)}
     onnx.save(small_model(), path)
-    right = onnxruntime_session(path, 1)(x)
+    right = exact_results(path, x)
     for mix in itertools.product((False, True), repeat=3):
         made = mixed_model(calibrated, units, mix)
         onnx.save(made, path)
@@ -72,7 +72,7 @@ def test_every_mix_computes_what_onnxruntime_does_and_rounds_nothing_for_floats(
         stored = [node for node in made.graph.node if node.op_type == 'QuantizeLinear']
         assert bool(stored) == any(mix)
         assert all(readers[readers[q.output[0]].output[0]].name in small for q in stored)
-        theirs = onnxruntime_session(path, 1)(x)
+        theirs = exact_results(path, x)
         mine = evaluate(prepare(path), x)['y']
         assert np.abs(mine - theirs).max() <= 0.02 * np.abs(right).max()
         assert np.linalg.norm(theirs - right) <= 0.15 * np.linalg.norm(right)
@@ -156,7 +156,7 @@ def test_an_activation_that_comes_back_has_its_limits(tmp_path) -> None:
     calibrated = calibrate(model, [{'x': x[None]} for x in samples()], QuantizeOptions())
     made = mixed_model(calibrated, units_of(calibrated.model), (True, False, False))
     onnx.save(made, tmp_path / 'mix.onnx')
-    found = onnxruntime_session(tmp_path / 'mix.onnx', 1)({'x': samples(1)})
+    found = exact_results(tmp_path / 'mix.onnx', {'x': samples(1)})
     assert np.isfinite(found).all()
     assert [list(n.input[1:]) for n in made.graph.node if n.op_type == 'Clip'] == [['low', 'high']]
 

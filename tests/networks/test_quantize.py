@@ -19,7 +19,7 @@ from tilewright.graph.graph import Value
 from tilewright.machine.measure import load_machine
 from tilewright.precision.entropy import threshold
 from tilewright.precision.samples import samples_of
-from tilewright_lab.scripts.integer_networks import onnxruntime_session, unit
+from tilewright_lab.scripts.integer_networks import exact_results, unit
 
 pytest.importorskip('onnxruntime')
 
@@ -72,7 +72,7 @@ def test_a_quantised_model_is_near_its_floats_and_equal_to_onnxruntime(options, 
     machine, _ = load_machine(measure=False)
     x = samples(1)
     mine = tw.compile(path, machine=machine, threads=1).run({'x': x})['y']
-    apart = np.abs(np.rint((mine - onnxruntime_session(path, 1)({'x': x})) / unit(path)))
+    apart = np.abs(np.rint((mine - exact_results(path, {'x': x})) / unit(path)))
     assert apart.max() <= 1
     assert np.count_nonzero(apart) <= 1
 
@@ -96,7 +96,7 @@ def test_networks_of_the_zoo_are_those_of_onnxruntime(name, options, differ, tmp
     machine, _ = load_machine(measure=False)
     inputs = zoo.inputs(net)
     mine = next(iter(tw.compile(path, machine=machine, threads=2).run(inputs).values()))
-    apart = np.abs(np.rint((mine - onnxruntime_session(path, 1)(inputs)) / unit(path)))
+    apart = np.abs(np.rint((mine - exact_results(path, inputs)) / unit(path)))
     assert apart.max() <= 1
     assert np.count_nonzero(apart) <= differ
 
