@@ -61,7 +61,7 @@ def _product_cycles(plan: WordTilesPlan, panels: int, sizes: tuple[int, ...]) ->
                 sums / isa.fma_per_cycle, (run + plan.vectors) / isa.loads_per_cycle,
                 isa.loop_instructions / STEPS,
             )  # fmt: skip
-            total += plan.words * step + plan.pieces * (CALL_CYCLES + SUM_CYCLES * sums)
+            total += plan.words * step + plan.chunks * (CALL_CYCLES + SUM_CYCLES * sums)
     return panels * plan.shape.t * total
 
 
@@ -98,4 +98,6 @@ def _again_seconds(
             moved += panels * (held - room)
         if plan.ahead:  # all panels for every block
             moved += panels * weights
+        elif weights > room:  # stored and loaded
+            moved += 2 * panels * weights * plan.chunks
     return AGAIN * moved / (1e9 * beyond)

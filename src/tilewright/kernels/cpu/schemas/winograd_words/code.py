@@ -2,7 +2,7 @@
 
     blocks of tiles      transform_input: a vector of channels at a time    -> V[t][tile][c]
       panels of k          transform_weights, unless they were packed so    -> U[t][c][lanes]
-        pieces of c          micro-kernels  V[t] x U[t]                     -> M[piece][tile][t][lanes]
+        chunks of c          micro-kernels  V[t] x U[t]                     -> M[piece][tile][t][lanes]
                            transform_output, epilogue, NHWC store
 
 Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of kernels/cpu/abi.py.
@@ -24,8 +24,9 @@ from tilewright.kernels.cpu.pointwise import Operand, access_strides
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED
 from tilewright.kernels.cpu.schemas.winograd.linear import linear
 from tilewright.kernels.cpu.schemas.winograd_words.plan import STEPS, WordTilesPlan
-from tilewright.kernels.cpu.whole_vectors import vector_operands, write_vectors
+from tilewright.kernels.cpu.whole_vectors import BITS, vector_operands, write_vectors
 from tilewright.kernels.cpu.writer import Writer, scaled, total
+from tilewright.machine.isa import ISAS
 from tilewright.ops.integer import factors
 from tilewright.ops.winograd_matrices import Matrix
 from tilewright.ops.winograd_words import LARGEST
@@ -72,6 +73,14 @@ def _write_types(writer: Writer, p: WordTilesPlan) -> None:
             f'typedef {kind} {name} __attribute__((vector_size({count}), aligned({align}), '
             'may_alias));'
         )
+    if ISAS[p.schedule.isa].arch == 'x86_64':
+        writer.line('#include <immintrin.h>')
+    widen = '(number_v)__builtin_convertvector(x, signed_v)'
+    if ISAS[p.schedule.isa].arch == 'x86_64' and p.products == 2:  # of which compilers make two, and join them
+        narrow, call = BITS[size] // 2, f'_mm{BITS[size]}'
+        inner = f'__m{narrow}i'
+        widen = f'(number_v){call}_cvtep##sign##8_epi16(({inner})(x))'
+    writer.line(f'#define WIDEN(x, sign) ({widen})')
     if p.vector:
         write_vectors(
             writer, p.schedule.isa, [p.vector.dtype, *(i.dtype for i in p.epilogue.operands)]
@@ -115,7 +124,8 @@ def _linear(matrix: Matrix, inputs: list[str], outputs: list[str], kind: str) ->
 def _write_products(writer: Writer, p: WordTilesPlan) -> None:
     """The products of one panel at one point, for every number of tiles of a block."""
     writer.open(
-        'static void multiply(const float *v, const float *u, float *m, long tiles, long count)'
+        'static void multiply(const float *v, const float *u, float *m, long tiles, long count, '
+        'long resume)'
     )
     writer.line('switch (tiles) {')
     for tiles, runs in p.runs.items():
@@ -124,7 +134,7 @@ def _write_products(writer: Writer, p: WordTilesPlan) -> None:
         for run in runs:
             name = micro.micro_name(p.schedule.isa, (run,), p.vectors)
             tile, sums = f'v + {done * p.pitch}', f'm + {done * p.shape.t * p.width}'
-            writer.line(f'    {name}({tile}, u, {sums}, count, 0);')
+            writer.line(f'    {name}({tile}, u, {sums}, count, resume);')
             done += run
         writer.line('    break;')
     writer.line('}')
@@ -172,9 +182,7 @@ def _write_input(writer: Writer, p: WordTilesPlan) -> None:
             else:
                 writer.line(f'image_v n{i} = {{0}};')
                 writer.line(f'memcpy(&n{i}, from[{i}][j] + c, {c - end});')
-            writer.line(
-                f'const number_v d{i} = (number_v)__builtin_convertvector(n{i}, signed_v);'
-            )
+            writer.line(f'const number_v d{i} = WIDEN(n{i}, {"u" if p.moves else "i"});')
         names = [f'd{i}' for i in range(t)], [f'b{i}' for i in range(t)]
         for line in _linear(f.bt, *names, 'number_v'):
             writer.line(line)
@@ -204,11 +212,9 @@ def _write_weights(writer: Writer, p: WordTilesPlan) -> None:
     t, r = f.t, f.r
     writer.open(
         f'static __attribute__((noinline)) void transform_weights(const int8_t *from, '
-        f'{_number(p)} *u)'
+        f'{_number(p)} *u, long words)'
     )
-    writer.open(
-        f'for (long at = 0; at < {p.words * row}; at += {row}, from += {r * r * row})'
-    )
+    writer.open(f'for (long at = 0; at < words * {row}; at += {row}, from += {r * r * row})')
     writer.open(f'for (long lane = 0; lane < {row}; lane += {p.numbers})')
     writer.line(f'number_v half[{t}][{r}];')
     writer.open(f'for (long s = 0; s < {r}; s++)')
@@ -216,8 +222,7 @@ def _write_weights(writer: Writer, p: WordTilesPlan) -> None:
     for i in range(r):
         place = f'from + ({i * r} + s) * {row} + lane'
         writer.line(
-            f'const number_v g{i} = (number_v)__builtin_convertvector('
-            f'*(const byte_v *)({place}), signed_v);'
+            f'const number_v g{i} = WIDEN(*(const byte_v *)({place}), i);'
         )
     for line in _linear(f.g, *names, 'number_v'):
         writer.line(line)
@@ -231,7 +236,7 @@ def _write_weights(writer: Writer, p: WordTilesPlan) -> None:
         for line in _linear(f.g, *names, 'number_v'):
             writer.line(line)
         for j in range(t):
-            place = f'u + {(i * t + j) * p.words * row} + at + lane'
+            place = f'u + {(i * t + j) * p.filter_pitch * p.products} + at + lane'
             writer.line(f'*(number_v *)({place}) = u{j};')
         writer.close()
     writer.close(3)
@@ -290,7 +295,7 @@ def _write_store(writer: Writer, p: WordTilesPlan, strides: dict[str, int]) -> N
     operands, last = p.epilogue.operands, p.shape.k % p.lanes
 
     def moving(item: Operand) -> bool:
-        return any(item.stride(d) for d in 'nhw')
+        return any(item.stride(d) for d in 'hw')
 
     def offset(item: Operand) -> str:
         return total([scaled(at, item.stride(d)) for at, d in zip('ijk', 'hwk', strict=True)])
@@ -421,17 +426,13 @@ def _open_weights(writer: Writer, p: WordTilesPlan) -> None:
     writer.line(f'for (long s = 0; s < {r}; s++)')
 
 
-def _piece(p: WordTilesPlan) -> str:
-    """Words of a piece, of so many `pieces`."""
-    return f'({p.words // STEPS} + pieces - 1) / pieces * {STEPS}'
-
-
 def _write_pieces(writer: Writer, p: WordTilesPlan, place: int, address: str) -> None:
     """The least number of pieces of which no channel's weights make a sum too large."""
     r = p.shape.down.r
     writer.line('long pieces = 1;')
     writer.open(f'for (; pieces < {p.pieces}; pieces++)')
-    writer.line(f'const long piece = {_piece(p)} * {p.products};')
+    size = p.chunk * p.products
+    writer.line(f'const long piece = ({p.chunks} + pieces - 1) / pieces * {size};')
     writer.line('long most = 0;')
     writer.open(f'for (long k = 0; k < {p.shape.k}; k++)')
     writer.open(f'for (long first = 0; first < {p.shape.c}; first += piece)')
@@ -470,8 +471,9 @@ def _write_part(writer: Writer, p: WordTilesPlan) -> None:
     if not p.ahead:
         writer.line(f'float *u = m + {abi.aligned(p.pieces * p.piece_sums)};')
     if p.pieces > 1:
-        writer.line(f'const long pieces = *(const int32_t *)(args->packed + {places[PIECES]});')
-        writer.line(f'const long piece = {_piece(p)};')
+        writer.line(f'const long most = *(const int32_t *)(args->packed + {places[PIECES]});')
+        writer.line(f'const long piece = ({p.chunks} + most - 1) / most * {p.chunk};')
+        writer.line(f'const long pieces = ({p.words} + piece - 1) / piece;')
     ways, tiles = p.tile_ways, p.tiles
     writer.line(f'const long low = {tiles} * (part % {ways}) / {ways};')
     writer.line(f'const long high = {tiles} * (part % {ways} + 1) / {ways};')
@@ -490,24 +492,7 @@ def _write_part(writer: Writer, p: WordTilesPlan) -> None:
     writer.line(f'transform_input({source}, {y}, {x}, {to});')
     writer.close()
     writer.open(f'for (long k = k_low; k < k_high; k += {p.width})')
-    if p.ahead:
-        writer.line(f'const float *u = args->packed + k / {p.width} * {p.filter_words};')
-    else:
-        raw = f'(const int8_t *)args->packed + k / {p.width} * {p.panel_bytes}'
-        writer.line(f'transform_weights({raw}, ({number} *)u);')
-    of_v, of_u, of_m, count = '', '', '', str(p.words // STEPS)
-    if p.pieces > 1:
-        writer.open('for (long number = 0; number < pieces; number++)')
-        of_v, of_u = ' + number * piece', f' + number * piece * {p.width}'
-        of_m = f' + number * {p.piece_sums}'
-        count = f'min_long(piece, max_long({p.words} - number * piece, 0)) / {STEPS}'
-    writer.line(f'for (long t = 0; t < {shape.t}; t++)')
-    writer.line(
-        f'    multiply(v + t * {p.point_pitch}{of_v}, u + t * {p.words * p.width}{of_u}, '
-        f'm + t * {p.width}{of_m}, tiles, {count});'
-    )
-    if p.pieces > 1:
-        writer.close()
+    _write_chunks(writer, p)
     writer.open('for (long tile = 0; tile < tiles; tile++)')
     _write_place(writer, p)
     point = {'n': 'n', 'h': f'(ph * {f.m})', 'w': f'(pw * {f.m})', 'k': 'k'}
@@ -525,6 +510,36 @@ def _write_part(writer: Writer, p: WordTilesPlan) -> None:
         f'min_long({p.width}, {shape.k} - k){given});'
     )
     writer.close(4)
+
+
+def _write_chunks(writer: Writer, p: WordTilesPlan) -> None:
+    """The products of a panel at all points: chunk by chunk of channels, each piece of them to sums
+    of its own.
+    """
+    several, at = p.chunks > 1, '0'
+    if several:
+        at = 'word'
+        writer.open(f'for (long word = 0; word < {p.words}; word += {p.chunk})')
+    words = f'min_long({p.chunk}, {p.words} - word)' if p.words % p.chunk else str(p.chunk)
+    sums, resume = ('m', f'{at} > 0') if several else ('m', '0')
+    if p.pieces > 1:
+        sums, resume = f'm + word / piece * {p.piece_sums}', 'word % piece > 0'
+    if p.ahead:
+        place = total([f'k / {p.width} * {p.filter_words}', scaled('word', p.width * several)])
+        writer.line(f'const float *u = args->packed + {place};')
+    else:
+        taps = p.shape.down.r * p.shape.across.r * p.width * p.products
+        place = total([f'k / {p.width} * {p.panel_bytes}', scaled('word', taps * several)])
+        given = f'(const int8_t *)args->packed + {place}'
+        writer.line(f'transform_weights({given}, ({_number(p)} *)u, {words});')
+    writer.line(f'for (long t = 0; t < {p.shape.t}; t++)')
+    v = total(['v', f't * {p.point_pitch}', at])
+    writer.line(
+        f'    multiply({v}, u + t * {p.filter_pitch}, {sums} + t * {p.width}, tiles, '
+        f'{words} / {STEPS}, {resume});'
+    )
+    if several:
+        writer.close()
 
 
 def _write_place(writer: Writer, p: WordTilesPlan) -> None:

@@ -5,13 +5,16 @@ products at points (`ops.tiles.product_stage`), with the options
 
     m      outputs of a tile, each way         run    tiles that a micro-kernel takes at most
     block  tiles that are transformed at once  ahead  1: weights are transformed as they are packed;
-                                                      0: panel by panel in every call, from bytes
+    words  of channels that are multiplied            0: panel by panel in every call, from bytes,
+           at once                                       so many words at a time
 
 Comes out: a `WordTilesPlan`, or a ScheduleError that says why the schedule is not legal.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -42,6 +45,7 @@ SCHEMA = 'winograd_words'
 STEPS = 4  # words of channels of an iteration of a micro-kernel
 MOST_PRODUCTS = 2  # of a word: numbers of 8 bits cannot hold what is transformed
 BLOCKS = (8, 16, 24, 32, 48, 64, 96)  # tiles that are transformed at once, at most
+WORDS = (16, 32, 64)  # of channels that are multiplied at once, at most, and as many as may be
 FREE = ('n', 'k', 'ph', 'pw')  # what may be cut between threads
 
 
@@ -105,14 +109,20 @@ class WordTilesPlan:
         return -(-self.shape.c // per) * STEPS
 
     @property
-    def piece_words(self) -> int:
-        """Words of channels whose sums are right whatever the weights are."""
-        return self.shape.down.most_channels // (STEPS * self.products) * STEPS
+    def chunk(self) -> int:
+        """Words of channels that are multiplied at once: sums of later ones are added to those."""
+        return min(option(self.schedule, 'words'), self.words)
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.words // self.chunk)
 
     @property
     def pieces(self) -> int:
-        """Into how many pieces sums are cut at most."""
-        return -(-self.words // self.piece_words)
+        """Into how many pieces sums are cut at most, each of whole chunks: so many that none is too
+        large whatever the weights are.
+        """
+        return -(-self.chunks // (whole_words(self.shape, self.products) // self.chunk))
 
     @property
     def pitch(self) -> int:
@@ -125,8 +135,7 @@ class WordTilesPlan:
         """Words from one point to the next, an odd number of lines: points of a tile are stored one
         behind the other, and would share few sets of a cache.
         """
-        lines = self.block * self.pitch // LINE_FLOATS
-        return (lines + (lines % 2 == 0)) * LINE_FLOATS
+        return _odd_lines(self.block * self.pitch)
 
     @property
     def block(self) -> int:
@@ -167,9 +176,18 @@ class WordTilesPlan:
         return {size: split_runs(size, most) for size in sorted(sizes)}
 
     @property
+    def filter_pitch(self) -> int:
+        """Words of U from one point to the next; of a chunk, apart as those of V, unless it was
+        packed.
+        """
+        if self.ahead:
+            return self.words * self.width
+        return _odd_lines(self.chunk * self.width)
+
+    @property
     def filter_words(self) -> int:
-        """U of a panel: transformed weights, in words."""
-        return self.shape.t * self.words * self.width
+        """U of a panel, or of a chunk of it: transformed weights, in words."""
+        return self.shape.t * self.filter_pitch
 
     @property
     def packed_words(self) -> int:
@@ -197,6 +215,17 @@ class WordTilesPlan:
     def scratch_floats(self) -> int:
         held = abi.aligned(self.input_words) + abi.aligned(self.pieces * self.piece_sums)
         return held + (0 if self.ahead else abi.aligned(self.filter_words))
+
+
+def whole_words(shape: WordsGeometry, products: int) -> int:
+    """Words of channels whose sums are right whatever the weights are, in whole iterations."""
+    return max(shape.down.most_channels // (STEPS * products), 1) * STEPS
+
+
+def _odd_lines(words: int) -> int:
+    """At least so many words, in an odd number of lines."""
+    lines = -(-words // LINE_FLOATS)
+    return (lines + (lines % 2 == 0)) * LINE_FLOATS
 
 
 def product(group: Group, schedule: Schedule) -> Stage:
@@ -241,6 +270,12 @@ def plan_winograd_words(group: Group, schedule: Schedule) -> WordTilesPlan:
         )
     if option(schedule, 'block') < 1 or option(schedule, 'ahead') not in (0, 1):
         raise ScheduleError(f'{group.label}: block has to be at least 1, ahead 0 or 1')
+    words, most = option(schedule, 'words'), whole_words(shape, dot.products)
+    if words < 1 or words % STEPS or words > most:
+        raise ScheduleError(
+            f'{group.label}: words={words} has to be a multiple of {STEPS}, at most {most}: sums of '
+            f'more might be too large'
+        )
     moves = group.tensor(factors(group)[0].tensor).dtype == 'u8'
     epilogue = moved_epilogue(group, {'k': 1} if moves else None)
     value = None if isa.arch == 'aarch64' else vector_epilogue(group, epilogue, schedule)
@@ -248,8 +283,8 @@ def plan_winograd_words(group: Group, schedule: Schedule) -> WordTilesPlan:
 
 
 def winograd_words_schedule(
-    group: Group, isa: str, dtype: str, m: int, run: int, vectors: int, block: int, ahead: int,
-    cut: Cut = (),
+    group: Group, isa: str, dtype: str, m: int, run: int, vectors: int, block: int, words: int,
+    ahead: int, cut: Cut = (),
 ) -> Schedule:  # fmt: skip
     """The schedule of these decisions."""
     stage = product_stage(words_geometry(group, m))
@@ -257,7 +292,9 @@ def winograd_words_schedule(
     reg['k'] = ISAS[isa].lanes * vectors
     whole = {d: -(-size // reg[d]) * reg[d] for d, size in stage.sizes.items()}
     levels = (Level.of('reg', order, reg), Level.of('l1', order, whole))
-    options = (('ahead', ahead), ('block', block), ('m', m), ('run', run))
+    options = (
+        ('ahead', ahead), ('block', block), ('m', m), ('run', run), ('words', words)
+    )  # fmt: skip
     return Schedule(
         SCHEMA, isa, 'k', levels, cut, options=options, dtype=dtype, accumulation='i32'
     )
@@ -288,21 +325,26 @@ def winograd_words_choices(
     """Schedules worth pricing: sizes of tiles, register tiles, blocks, weights, cuts."""
     if why_not_words(group) or dtype not in word_dtypes(isa):
         return
+    products = next(dot.products for dot in ISAS[isa].dots if dot.dtype == dtype)
     for m in SIZES:
-        stage = product_stage(words_geometry(group, m))
-        tiles = stage.sizes['n'] * stage.sizes['ph'] * stage.sizes['pw']
+        shape = words_geometry(group, m)
+        stage, most = product_stage(shape), whole_words(shape, products)
+        whole = -(-shape.c // (STEPS * products)) * STEPS
+        # In equal chunks, for all of which there is a micro-kernel of so many words.
+        few = sorted({-(-whole // -(-whole // w) // STEPS) * STEPS for w in (*WORDS, most)})
         # Tiles are cut alike whichever of their dimensions is: one of each number of threads.
         cuts = {dict(c).get('k', 1): c for c in reversed(even_cuts(stage, threads, FREE))}
         for cut in list(cuts.values())[:3]:
-            for run, vectors in register_tiles(isa):
+            ways = math.prod(n for d, n in cut if d != 'k')
+            tiles = -(-shape.n * shape.ph * shape.pw // ways)
+            blocks = sorted({-(-tiles // -(-tiles // b)) for b in BLOCKS})
+            for (run, vectors), block in itertools.product(register_tiles(isa), blocks):
                 if (vectors - 1) * ISAS[isa].lanes >= stage.sizes['k']:
                     continue
-                blocks = [b for b in BLOCKS if b < tiles] or [tiles]
-                for block in blocks[: len(BLOCKS)]:
-                    for ahead in (0, 1):
-                        yield winograd_words_schedule(
-                            group, isa, dtype, m, run, vectors, block, ahead, cut
-                        )  # fmt: skip
+                for words, ahead in (*((w, 0) for w in few if w <= most), (few[-1], 1)):
+                    yield winograd_words_schedule(
+                        group, isa, dtype, m, run, vectors, block, words, ahead, cut
+                    )  # fmt: skip
 
 
 def draw_winograd_words(
@@ -316,5 +358,5 @@ def draw_winograd_words(
     cut = random.choice(cuts_up_to(product_stage(words_geometry(group, m)), most_threads, FREE))
     return winograd_words_schedule(
         group, isa, random.choice(dtypes), m, random.randint(1, run), vectors,
-        random.randint(1, 16), random.randint(0, 1), cut,
+        random.randint(1, 16), STEPS * random.randint(1, 28), random.randint(0, 1), cut,
     )  # fmt: skip
