@@ -75,6 +75,14 @@ class WholeTransform:
         """The power of two that results are multiplied by before they are shifted back."""
         return 2 * max(_twos(scale) for scale in self.scales)
 
+    @property
+    def pairs(self) -> tuple[tuple[int, ...], ...]:
+        """Rows of G that differ in signs only, together."""
+        found: dict[tuple[Fraction, ...], list[int]] = {}
+        for number, row in enumerate(self.g):
+            found.setdefault(tuple(sorted(abs(x) for x in row)), []).append(number)
+        return tuple(map(tuple, found.values()))
+
     def factor(self, i: int, j: int) -> int:
         """What makes 2^shift y of scale_i scale_j y, modulo 2^32."""
         scale = self.scales[i] * self.scales[j]
@@ -113,7 +121,7 @@ def whole_transform(m: int) -> WholeTransform:
     plain = transform(m, TAPS, points, True)
     into = [_whole(row) for row in plain.bt]
     bt, g = _scaled(plain.bt, into), _scaled(plain.g, _inverse(into))
-    back = [_whole(row) for row in g]
+    back = [_whole(row) * (-1 if sum(row) < 0 else 1) for row in g]
     g = _scaled(g, back)
     at = tuple(tuple(x / scale for x, scale in zip(row, back, strict=True)) for row in plain.at)
     scales = [_whole(row) for row in at]

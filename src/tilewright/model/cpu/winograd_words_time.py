@@ -29,8 +29,8 @@ SUM_CYCLES = 1  # of an accumulator that is cleared and stored
 TILE_CYCLES = 60  # finding the pixels of a tile
 STORE_OPERATIONS = 14  # of a vector of results through the epilogue, narrowed and stored
 PER_CYCLE = 3  # vector instructions of transforms
-CROWDED = 0.75  # of a cache, which a block, its sums and the weights of a panel may fill
-EXPOSED = 0.4  # of the time that weights take from memory, which products do not hide
+CROWDED = 0.6  # of a cache, which a block, its sums and the weights of a panel may fill
+EXPOSED = 0.8  # of the time that weights take from memory, which products do not hide
 AGAIN = 0.5  # the same of what comes from a further cache again
 
 

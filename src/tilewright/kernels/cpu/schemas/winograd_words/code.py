@@ -207,40 +207,59 @@ def _write_input(writer: Writer, p: WordTilesPlan) -> None:
 
 
 def _write_weights(writer: Writer, p: WordTilesPlan) -> None:
-    """The weights of a panel, from the bytes of all taps."""
+    """Weights of a panel from the bytes of all taps, for each pair of rows of G: so few points that
+    they stay in the first cache, and numbers in registers.
+    """
+    for number, rows in enumerate(p.shape.down.pairs):
+        _write_pair(writer, p, number, rows)
+
+
+def _write_pair(writer: Writer, p: WordTilesPlan, number: int, rows: tuple[int, ...]) -> None:
     f, row = p.shape.down, p.width * p.products
     t, r = f.t, f.r
     writer.open(
-        f'static __attribute__((noinline)) void transform_weights(const int8_t *from, '
+        f'static __attribute__((noinline)) void transform_weights_{number}(const int8_t *from, '
         f'{_number(p)} *u, long words)'
     )
+    odd = {abs(x) for line in f.g for x in line if x.numerator & (x.numerator - 1)}
+    for factor in sorted(odd):
+        writer.line(f'static volatile {_number(p)} given_{factor} = {factor};')
+        writer.line(f'const number_v times_{factor} = given_{factor} - (number_v){{0}};')
     writer.open(f'for (long at = 0; at < words * {row}; at += {row}, from += {r * r * row})')
     writer.open(f'for (long lane = 0; lane < {row}; lane += {p.numbers})')
-    writer.line(f'number_v half[{t}][{r}];')
-    writer.open(f'for (long s = 0; s < {r}; s++)')
-    names = [f'g{i}' for i in range(r)], [f'u{i}' for i in range(t)]
-    for i in range(r):
-        place = f'from + ({i * r} + s) * {row} + lane'
-        writer.line(
-            f'const number_v g{i} = WIDEN(*(const byte_v *)({place}), i);'
-        )
-    for line in _linear(f.g, *names, 'number_v'):
-        writer.line(line)
-    for i in range(t):
-        writer.line(f'half[{i}][s] = u{i};')
-    writer.close()
-    for i in range(t):
+    for s in range(r):
+        for i in range(r):
+            if any(f.g[k][i] for k in rows):
+                place = f'from + {(i * r + s) * row} + lane'
+                writer.line(f'const number_v g{i}_{s} = WIDEN(*(const byte_v *)({place}), i);')
+    for s in range(r):
+        names = [f'g{i}_{s}' for i in range(r)], [f'h{i}_{s}' for i in rows]
+        lines = _multiplied(_linear(tuple(f.g[i] for i in rows), *names, 'number_v'))
+        for line in lines:
+            writer.line(line.replace('p_', f'p{s}_'))
+    for place, i in enumerate(rows):
         writer.open('')
-        for j in range(r):
-            writer.line(f'const number_v g{j} = half[{i}][{j}];')
-        for line in _linear(f.g, *names, 'number_v'):
+        names = [f'h{i}_{s}' for s in range(r)], [f'u{j}' for j in range(t)]
+        for line in _multiplied(_linear(f.g, *names, 'number_v')):
             writer.line(line)
         for j in range(t):
-            place = f'u + {(i * t + j) * p.filter_pitch * p.products} + at + lane'
-            writer.line(f'*(number_v *)({place}) = u{j};')
+            to = f'u + {(place * t + j) * p.filter_pitch * p.products} + at + lane'
+            writer.line(f'*(number_v *)({to}) = u{j};')
         writer.close()
     writer.close(3)
     writer.line()
+
+
+def _multiplied(lines: list[str]) -> list[str]:
+    """What is multiplied by other numbers than powers of two is so by an instruction, not by shifts
+    and additions, which compilers prefer.
+    """
+
+    def variable(match: re.Match[str]) -> str:
+        value = int(match[1])
+        return f'times_{value} * ' if value & (value - 1) else match[0]
+
+    return [re.sub(r'\b(\d+) \* ', variable, line) for line in lines]
 
 
 def _write_output(writer: Writer, p: WordTilesPlan) -> None:
@@ -524,20 +543,28 @@ def _write_chunks(writer: Writer, p: WordTilesPlan) -> None:
     sums, resume = ('m', f'{at} > 0') if several else ('m', '0')
     if p.pieces > 1:
         sums, resume = f'm + word / piece * {p.piece_sums}', 'word % piece > 0'
+    t, v = p.shape.down.t, total(['v', at])
+    rest = f'tiles, {words} / {STEPS}, {resume}'
     if p.ahead:
         place = total([f'k / {p.width} * {p.filter_words}', scaled('word', p.width * several)])
         writer.line(f'const float *u = args->packed + {place};')
+        writer.line(f'for (long t = 0; t < {p.shape.t}; t++)')
+        writer.line(
+            f'    multiply({v} + t * {p.point_pitch}, u + t * {p.filter_pitch}, {sums} + t * '
+            f'{p.width}, {rest});'
+        )
     else:
         taps = p.shape.down.r * p.shape.across.r * p.width * p.products
         place = total([f'k / {p.width} * {p.panel_bytes}', scaled('word', taps * several)])
-        given = f'(const int8_t *)args->packed + {place}'
-        writer.line(f'transform_weights({given}, ({_number(p)} *)u, {words});')
-    writer.line(f'for (long t = 0; t < {p.shape.t}; t++)')
-    v = total(['v', f't * {p.point_pitch}', at])
-    writer.line(
-        f'    multiply({v}, u + t * {p.filter_pitch}, {sums} + t * {p.width}, tiles, '
-        f'{words} / {STEPS}, {resume});'
-    )
+        writer.line(f'const int8_t *from = (const int8_t *)args->packed + {place};')
+        for number, rows in enumerate(p.shape.down.pairs):
+            writer.line(f'transform_weights_{number}(from, ({_number(p)} *)u, {words});')
+            for first, row in enumerate(rows):
+                writer.line(f'for (long t = 0; t < {t}; t++)')
+                writer.line(
+                    f'    multiply({v} + ({row * t} + t) * {p.point_pitch}, u + ({first * t} + t) '
+                    f'* {p.filter_pitch}, {sums} + ({row * t} + t) * {p.width}, {rest});'
+                )
     if several:
         writer.close()
 

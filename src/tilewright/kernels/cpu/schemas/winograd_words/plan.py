@@ -45,7 +45,7 @@ SCHEMA = 'winograd_words'
 STEPS = 4  # words of channels of an iteration of a micro-kernel
 MOST_PRODUCTS = 2  # of a word: numbers of 8 bits cannot hold what is transformed
 BLOCKS = (8, 16, 24, 32, 48, 64, 96)  # tiles that are transformed at once, at most
-WORDS = (16, 32, 64)  # of channels that are multiplied at once, at most, and as many as may be
+WORDS = (16, 24, 32, 48, 64)  # of channels that are multiplied at once, at most, and as many as may be
 FREE = ('n', 'k', 'ph', 'pw')  # what may be cut between threads
 
 
@@ -186,8 +186,11 @@ class WordTilesPlan:
 
     @property
     def filter_words(self) -> int:
-        """U of a panel, or of a chunk of it: transformed weights, in words."""
-        return self.shape.t * self.filter_pitch
+        """U: transformed weights of a panel, in words; or of a chunk of it at the points of a pair
+        of rows.
+        """
+        f = self.shape.down
+        return (f.t if self.ahead else max(map(len, f.pairs))) * f.t * self.filter_pitch
 
     @property
     def packed_words(self) -> int:
