@@ -24,13 +24,14 @@ from tilewright.model.cpu.roofline import roofline
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
-CALL_CYCLES = 24  # of a call of a micro-kernel, beside its accumulators
+CALL_CYCLES = 12  # of a call of a micro-kernel, beside its accumulators
 SUM_CYCLES = 1  # of an accumulator that is cleared and stored
 TILE_CYCLES = 60  # finding the pixels of a tile
 STORE_OPERATIONS = 14  # of a vector of results through the epilogue, narrowed and stored
 PER_CYCLE = 3  # vector instructions of transforms
 CROWDED = 0.6  # of a cache, which a block, its sums and the weights of a panel may fill
 EXPOSED = 0.8  # of the time that weights take from memory, which products do not hide
+NEAR = 0.25  # of the time in which transformed weights and sums leave the first cache and return
 AGAIN = 0.5  # the same of what comes from a further cache again
 
 
@@ -98,6 +99,12 @@ def _again_seconds(
             moved += panels * (held - room)
         if plan.ahead:  # all panels for every block
             moved += panels * weights
-        elif weights > room:  # stored and loaded
-            moved += 2 * panels * weights * plan.chunks
-    return AGAIN * moved / (1e9 * beyond)
+    seconds = AGAIN * moved / (1e9 * beyond)
+    first, made = machine.capacity_bytes(0, threads), 0.0
+    if not plan.ahead and 4 * plan.filter_words > first:
+        made += 4 * plan.shape.t * plan.words * plan.width * panels * len(sizes)
+    for size in sizes:
+        sums = 4 * plan.pieces * plan.shape.t * size * plan.width
+        made += panels * sums if sums > first else 0
+    near = machine.bandwidth_gbps(min(1, len(machine.caches)), threads) / threads
+    return seconds + NEAR * 2 * made / (1e9 * near)
