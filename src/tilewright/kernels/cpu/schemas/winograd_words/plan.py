@@ -45,7 +45,13 @@ SCHEMA = 'winograd_words'
 STEPS = 4  # words of channels of an iteration of a micro-kernel
 MOST_PRODUCTS = 2  # of a word: numbers of 8 bits cannot hold what is transformed
 BLOCKS = (8, 16, 24, 32, 48, 64, 96)  # tiles that are transformed at once, at most
-WORDS = (16, 24, 32, 48, 64)  # of channels that are multiplied at once, at most, and as many as may be
+WORDS = (
+    16,
+    24,
+    32,
+    48,
+    64,
+)  # of channels that are multiplied at once, at most, and as many as may be
 FREE = ('n', 'k', 'ph', 'pw')  # what may be cut between threads
 
 
@@ -166,7 +172,7 @@ class WordTilesPlan:
         low, high = self.tiles * part // ways, self.tiles * (part + 1) // ways
         count = -(-(high - low) // self.block)
         ends = [low + (high - low) * number // count for number in range(count + 1)]
-        return tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+        return tuple(b - a for a, b in itertools.pairwise(ends))
 
     @property
     def runs(self) -> dict[int, tuple[int, ...]]:
@@ -276,8 +282,8 @@ def plan_winograd_words(group: Group, schedule: Schedule) -> WordTilesPlan:
     words, most = option(schedule, 'words'), whole_words(shape, dot.products)
     if words < 1 or words % STEPS or words > most:
         raise ScheduleError(
-            f'{group.label}: words={words} has to be a multiple of {STEPS}, at most {most}: sums of '
-            f'more might be too large'
+            f'{group.label}: words={words} has to be a multiple of {STEPS}, at most {most}: '
+            f'sums of more might be too large'
         )
     moves = group.tensor(factors(group)[0].tensor).dtype == 'u8'
     epilogue = moved_epilogue(group, {'k': 1} if moves else None)
@@ -298,9 +304,7 @@ def winograd_words_schedule(
     options = (
         ('ahead', ahead), ('block', block), ('m', m), ('run', run), ('words', words)
     )  # fmt: skip
-    return Schedule(
-        SCHEMA, isa, 'k', levels, cut, options=options, dtype=dtype, accumulation='i32'
-    )
+    return Schedule(SCHEMA, isa, 'k', levels, cut, options=options, dtype=dtype, accumulation='i32')
 
 
 def register_tiles(isa: str) -> list[tuple[int, int]]:
@@ -322,9 +326,7 @@ def word_dtypes(isa: str) -> list[str]:
     return [dot.dtype for dot in ISAS[isa].dots if dot.products <= MOST_PRODUCTS]
 
 
-def winograd_words_choices(
-    group: Group, isa: str, dtype: str, threads: int
-) -> Iterator[Schedule]:
+def winograd_words_choices(group: Group, isa: str, dtype: str, threads: int) -> Iterator[Schedule]:
     """Schedules worth pricing: sizes of tiles, register tiles, blocks, weights, cuts."""
     if why_not_words(group) or dtype not in word_dtypes(isa):
         return
