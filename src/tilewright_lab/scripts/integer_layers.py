@@ -1,12 +1,15 @@
-"""Integer convolutions of the suites with one thread: how near to the peak of integer products.
+"""Integer convolutions of the suites: how near to the peak of integer products.
 
     python -m tilewright_lab.scripts.integer_layers mopt/R6 mopt/Y8 --json layers.json
+    python -m tilewright_lab.scripts.integer_layers mopt/R6 --algorithm direct --threads 2
 
 Goes in: names of convolutions (docs/specs.md). Comes out: for each the median microseconds of the
-layer, with the copy of its image, rounding and storing, and of its products the share of the peak
-that `tilewright machine` measured with one thread: of tiles where it is computed in them, else of
-vectors. The layer is a QLinearConv (i8 images, i8 weights of each channel) between two others of
-few channels, as it stands in a network; times are those of its task in `Network.profile`.
+layer, with the copy of its image, rounding and storing, and of the products of its definition the
+share of the peak that `tilewright machine` measured with so many threads, one unless `--threads`
+says more: of tiles where it is computed in them, else of vectors. By Winograd, which needs fewer
+products, it may be more than all of it. The layer is a QLinearConv (i8 images, i8 weights of each
+channel) between two others of few channels, as it stands in a network; times are those of its task
+in `Network.profile`.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ def around(sizes: dict[str, int], image: tuple[int, ...], pad: int, stride: int)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
 
 
-def measured(name: str, calls: int) -> dict[str, Any]:
+def measured(name: str, calls: int, threads: int, algorithm: str) -> dict[str, Any]:
     """One layer."""
     group = parse(name)
     sizes = {d: group.main.sizes[d] for d in 'nkchwrs'}
@@ -71,17 +74,20 @@ def measured(name: str, calls: int) -> dict[str, Any]:
     index = next(a for a in group.main.reads if a.tensor == 'In').index[2]
     pad, stride = -index.const, index.coefficient('h')
     model = around(sizes, (shape[0], FEW, *shape[2:]), pad, stride)
-    network = tw.compile(model, threads=1)
+    network = tw.compile(model, threads=threads, algorithm=algorithm)
     found = [t for t in network.profile(calls=calls).tasks if 'layer' in t.origin]
     times = statistics.median(task.time_ms for task in found)
     products = 2 * group.main.points
     schedules = (network.kernels[t.digest].schedule for t in network.tasks if 'layer' in t.origin)
     machine, in_tiles = load_machine()[0], any(ISAS[s.isa].rows for s in schedules)
-    peak = machine.tile_one_gops if in_tiles else machine.dot_one_gops
+    one, every = machine.dot_one_gops, machine.dot_all_gops
+    if in_tiles:
+        one, every = machine.tile_one_gops, machine.tile_all_gops
+    peak = one if threads == 1 else every * min(threads, machine.cores) / machine.cores
     return {
-        'layer': name, 'threads': 1, 'ms': times, 'gops': products / times / 1e6,
-        'peak_gops': peak, 'share_of_peak': products / times / 1e6 / peak,
-        'schedule': found[0].schema,
+        'layer': name, 'threads': threads, 'algorithm': algorithm, 'ms': times,
+        'gops': products / times / 1e6, 'peak_gops': peak,
+        'share_of_peak': products / times / 1e6 / peak, 'schedule': found[0].schema,
     }  # fmt: skip
 
 
@@ -89,12 +95,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('layers', nargs='+')
     parser.add_argument('--calls', type=int, default=30)
+    parser.add_argument('--threads', type=int, default=1)
+    parser.add_argument('--algorithm', default='auto')
     parser.add_argument('--json', type=Path)
     given = parser.parse_args()
-    rows = [measured(name, given.calls) for name in given.layers]
+    how = (given.calls, given.threads, given.algorithm)
+    rows = [measured(name, *how) for name in given.layers]
     for row in rows:
         print(f'{row["layer"]}: {1e3 * row["ms"]:.0f} us, {row["gops"]:.1f} Gop/s, '
-              f'{row["share_of_peak"]:.1%} of {row["peak_gops"]:.1f}')  # fmt: skip
+              f'{row["share_of_peak"]:.1%} of {row["peak_gops"]:.1f}, '
+              f'{row["schedule"]}')  # fmt: skip
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + '\n')
 
