@@ -180,6 +180,7 @@ _ROWS = (
         emit='tilewright.kernels.cpu.isa.x86:emit',
         rows_emit='tilewright.kernels.cpu.isa.x86_rows:emit',
         probe='avx2',
+        stream_bytes=512,  # 41 GB/s on two cores of a Zen 3, 37 with 4 KiB
         dots=(Dot('i16', 2),),
     ),
     Isa(
