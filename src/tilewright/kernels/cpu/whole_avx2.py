@@ -1,9 +1,13 @@
 """Vectors of whole numbers in C for AVX2: sums of a register tile, narrowed to bytes four at once.
 
 Goes in: what follows a sum (`WholeValue`, kernels/cpu/whole_vectors.py), its operands, and where
-the vectors of a tile lie. Comes out: C functions `rounded` and `four`, and the lines that store a
-tile. Packing works inside of 16 bytes, so that a permutation puts four vectors in order; those
-that are neighbours in the result are stored together, of one pixel or of several.
+the vectors of a tile lie. Comes out: C functions, and the lines that store a tile. Packing works
+inside of 16 bytes, so that a permutation puts four vectors in order; those that are neighbours in
+the result are stored together, of one pixel or of several.
+
+    rounded(value, count, e0, ..)   a vector of sums as whole numbers
+    two(a, b)                       two of those as numbers of 16 bits, moved by the zero point
+    bytes(low, high)                two of those as bytes, cut off at their limits
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.functions import INLINE
 from tilewright.kernels.cpu.pointwise import Operand
-from tilewright.kernels.cpu.whole_vectors import WholeValue, vector_operands, write_four
+from tilewright.kernels.cpu.whole_vectors import WholeValue, narrowed, vector_operands
 from tilewright.kernels.cpu.writer import Writer
 
 LANES = 8
@@ -37,8 +41,14 @@ class StoredVector:
 def write_rounded(
     writer: Writer, value: WholeValue, operands: Sequence[Operand], vector: str
 ) -> None:
-    """`rounded`: a vector of sums as whole numbers, which `four` narrows."""
-    write_four(writer, value, 256)
+    """`rounded`, and what narrows its numbers: `two`, `bytes`."""
+    moved = '_mm256_packs_epi32(a, b)'
+    if value.zero:
+        moved = f'_mm256_adds_epi16({moved}, _mm256_set1_epi16({value.zero}))'
+    writer.line(f'{INLINE} __m256i two(__m256i a, __m256i b) {{ return {moved}; }}')
+    writer.open(f'{INLINE} __m256i bytes(__m256i low, __m256i high)')
+    writer.line(f'return {narrowed(value, 256)};')
+    writer.close()
     pointers = ''.join(f', const {C_TYPES[item.dtype]} *{item.name}' for item in operands)
     writer.open(f'{INLINE} __m256i rounded(whole_v value, const unsigned long count{pointers})')
     writer.lines += [f'    {line}' for line in vector_operands(operands, vector)]
@@ -57,10 +67,10 @@ def store_lines(vectors: Sequence[StoredVector]) -> list[str]:
             for v in four
         ]
         given += given[-1:] * (AT_ONCE - len(four))
-        narrowed = f'four({", ".join(given)})'
+        made = f'bytes(two({", ".join(given[:2])}), two({", ".join(given[2:])}))'
         lines += [
             '{',
-            f'    const __m256i all = _mm256_permutevar8x32_epi32({narrowed}, {_ORDER});',
+            f'    const __m256i all = _mm256_permutevar8x32_epi32({made}, {_ORDER});',
             *(f'    {line}' for line in _pieces(four)),
             '}',
         ]

@@ -343,24 +343,29 @@ def write_vectors(writer: Writer, isa: str, dtypes: Sequence[str]) -> None:
     writer.line()
 
 
-def write_four(writer: Writer, value: WholeValue, bits: int = 512) -> None:
-    """`four`: what `rounded` makes of four vectors as so many bytes as one has. Every 16 of them
-    are four of a vector, then four of the next.
+def write_four(writer: Writer, value: WholeValue) -> None:
+    """`four`: what `rounded` makes of four vectors as 64 bytes. Every 16 of them are four of a
+    vector, then four of the next.
     """
-    assert value.limits is not None
-    kind, low = ('epu8', 0) if value.dtype == 'u8' else ('epi8', -128)
-    narrow, call, v = 'packus' if value.dtype == 'u8' else 'packs', f'_mm{bits}', f'__m{bits}i'
-    writer.open(f'{INLINE} {v} four({v} a, {v} b, {v} c, {v} d)')
-    writer.line(f'{v} low = {call}_packs_epi32(a, b), high = {call}_packs_epi32(c, d);')
+    writer.open(f'{INLINE} __m512i four(__m512i a, __m512i b, __m512i c, __m512i d)')
+    writer.line('__m512i low = _mm512_packs_epi32(a, b), high = _mm512_packs_epi32(c, d);')
     if value.zero:
-        writer.line(f'low = {call}_adds_epi16(low, {call}_set1_epi16({value.zero}));')
-        writer.line(f'high = {call}_adds_epi16(high, {call}_set1_epi16({value.zero}));')
-    text = f'{call}_{narrow}_epi16(low, high)'
-    if value.limits[0] > low:
-        text = f'{call}_max_{kind}({text}, {call}_set1_epi8({value.limits[0]}))'
-    writer.line(f'return {text};')
+        writer.line(f'low = _mm512_adds_epi16(low, _mm512_set1_epi16({value.zero}));')
+        writer.line(f'high = _mm512_adds_epi16(high, _mm512_set1_epi16({value.zero}));')
+    writer.line(f'return {narrowed(value, 512)};')
     writer.close()
     writer.line()
+
+
+def narrowed(value: WholeValue, bits: int) -> str:
+    """`low` and `high`, 16-bit numbers that were moved by the zero point, as bytes."""
+    assert value.limits is not None
+    kind, least = ('epu8', 0) if value.dtype == 'u8' else ('epi8', -128)
+    call, pack = f'_mm{bits}', 'packus' if value.dtype == 'u8' else 'packs'
+    text = f'{call}_{pack}_epi16(low, high)'
+    if value.limits[0] > least:
+        text = f'{call}_max_{kind}({text}, {call}_set1_epi8({value.limits[0]}))'
+    return text
 
 
 def _write_memory(writer: Writer, dtype: str, bytes_: int) -> None:
