@@ -60,6 +60,7 @@ def rank_dot(
             stays = same and form.in_place and not reads_outside(form.group, contraction)
             schedule = replace(
                 candidate.schedule, schema='dot', dtype=dtype, accumulation='i32',
+                isa=seen.isa if ISAS[seen.isa].rows else machine.isa,
                 pack='' if stays else CACHE_LEVELS[min(1, len(machine.caches) - 1)],
             )  # fmt: skip
             prediction = predict_dot(flat, schedule, machine)
