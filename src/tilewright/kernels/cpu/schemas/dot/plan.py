@@ -133,7 +133,7 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
     if schedule.pack:
         tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
         source = operand.buffered(
-            words.contraction, tile, form.dim, {}, unit=1, phases=not words.deep
+            words.contraction, tile, form.dim, {}, unit=1, phases=not (words.deep or dot.scratch)
         )
         words = replace(words, operand=source)
         axis = form.group.tensor(words.contraction.a.tensor).shape[form.axis]
