@@ -29,6 +29,16 @@ ORDER = (
 )
 VECTORS = 4  # of sums for the channels of a chunk
 
+# gcc would put off additions, since any order of them is as good, and run out of registers.
+_TAP = """\
+static inline __attribute__((always_inline)) sums_v tap(sums_v sum, sums_v a, const int32_t *b)
+{
+    sum = @dot@;
+    __asm__("" : "+x"(sum));
+    return sum;
+}
+"""
+
 _WIDEN = """\
 static inline __attribute__((always_inline)) __m256i low_pairs(__m256i x) { return @low@; }
 static inline __attribute__((always_inline)) __m256i high_pairs(__m256i x) { return @high@; }
@@ -40,8 +50,9 @@ def write_tiles(writer: Writer, p: ChannelwisePlan) -> None:
     value, operands = p.vector, p.epilogue.operands
     assert value is not None
     write_vectors(writer, p.schedule.isa, [value.dtype, *(item.dtype for item in operands)])
-    writer.line(f'#define DOT(sum, a, b) ({words_dot(p.schedule.isa, p.schedule.dtype)[1]})')
     writer.line('typedef whole_v sums_v;')
+    dot = words_dot(p.schedule.isa, p.schedule.dtype)[1]
+    writer.lines += _TAP.replace('@dot@', dot.replace('(b)', '(*(const sums_v *)b)')).splitlines()
     text = _WIDEN
     for half, name in (('lo', 'low'), ('hi', 'high')):
         wide = f'_mm256_unpack{half}_epi8(x, _mm256_setzero_si256())'
@@ -80,6 +91,8 @@ def _write_tile(writer: Writer, p: ChannelwisePlan, pixels: int) -> None:
                 parts.append(f'rounded(s{i}_{v}, {LANES}{places})')
             writer.line(f'{name}{i} = two({", ".join(parts)});')
         writer.close()
+        if not half:  # what is loaded again would be kept in memory
+            writer.line('__asm__ volatile("" : : : "memory");')
     step = access_strides(p.group, p.group.main.write)[0].get(p.across.out, 0)
     size = p.group.main.sizes[p.channel]
     for i in range(pixels):
@@ -137,6 +150,5 @@ def _write_word(
     for i, term in uses:
         for v in range(2):
             place = (term * VECTORS + 2 * half + v) * LANES
-            weight = f'*(const sums_v *)(weights + {place})'
-            writer.line(f's{i}_{v} = DOT(s{i}_{v}, w{v}, {weight});')
+            writer.line(f's{i}_{v} = tap(s{i}_{v}, w{v}, weights + {place});')
     writer.close()
