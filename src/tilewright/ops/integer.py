@@ -173,7 +173,7 @@ def in_rows(group: Group, products: int) -> Words | None:
     image, weights = factors(group)
     stage, shape = group.main, group.tensor(image.tensor).shape
     pixels = set(stage.parallel) - set(weights.names)
-    alone = {e.names[0]: e for e in weights.index if e.terms == ((e.names[0], 1),) and not e.const}
+    alone = {e.names[0] for e in weights.index if _is_iterator(e)}
     if len(alone) != len(weights.index):
         return None
     for axis, index in enumerate(image.index):
@@ -183,11 +183,10 @@ def in_rows(group: Group, products: int) -> Words | None:
             continue
         (pixel, step), tap = steps[0], taps[0][0]
         for number, other in enumerate(image.index):
-            channel = other.names[0] if len(other.names) == 1 else ''
-            whole = channel in stage.reduction and other.terms == ((channel, 1),)
-            if not whole or other.const or stage.sizes[channel] != shape[number]:
+            channel = other.names[0] if _is_iterator(other) else ''
+            if channel not in stage.reduction or stage.sizes[channel] != shape[number]:
                 continue
-            channels, known = shape[number], {channel, tap} <= set(alone)
+            channels, known = shape[number], {channel, tap} <= alone
             if not known or channels > FEW_CHANNELS or step * channels % products:
                 continue
             if stage.sizes[tap] == 1 or any(
@@ -199,6 +198,11 @@ def in_rows(group: Group, products: int) -> Words | None:
                 group, row, (axis, pixel, step * channels // products), channel, products
             )
     return None
+
+
+def _is_iterator(index: Affine) -> bool:
+    """Whether an index is one iterator as it is."""
+    return len(index.terms) == 1 and index.terms[0][1] == 1 and not index.const
 
 
 def _of_rows(
