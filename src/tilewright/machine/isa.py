@@ -291,8 +291,8 @@ def _tile_row(row: Isa) -> Isa:
 
 
 def word_isa(name: str, dtype: str) -> str:
-    """The row that register tiles of words are chosen by: what products pass through holds no
-    sums. Kernels go by the set itself.
+    """The row that register tiles of words are chosen and priced by: what products pass through
+    holds no sums, and only additions wait for each other. Kernels go by the set itself.
     """
     dot = ISAS[name].dot(dtype)
     return f'{name}{_WORDS}' if dot and dot.scratch else name
@@ -301,7 +301,8 @@ def word_isa(name: str, dtype: str) -> str:
 @lru_cache(maxsize=16)
 def _word_row(row: Isa) -> Isa:
     scratch = max(dot.scratch for dot in row.dots)
-    return replace(row, name=f'{row.name}{_WORDS}', registers=row.registers - scratch)
+    name = f'{row.name}{_WORDS}'
+    return replace(row, name=name, registers=row.registers - scratch, fma_chain_cycles=1)
 
 
 class IsaTable(Registry[Isa]):
