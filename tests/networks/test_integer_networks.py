@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tilewright import zoo
 from tilewright.graph.evaluate import evaluate
 from tilewright.graph.integer import on_integers
 from tilewright.importers.onnx import import_onnx
+from tilewright.machine.isa import ISAS
 from tilewright.machine.measure import load_machine
 from tilewright.network.compile import compile, prepare
 from tilewright_lab.scripts.integer_networks import exact_results, quantise, unit
@@ -176,3 +178,24 @@ def test_a_quantised_network_is_that_of_onnxruntime(
     apart = np.abs(np.rint((mine - exact_results(path, inputs)) / unit(path)))
     assert apart.max() <= units
     assert np.count_nonzero(apart) <= differ
+
+
+def test_winograd_of_whole_numbers_is_that_of_onnxruntime(tmp_path: Path) -> None:
+    """Residuals, borders with zero points, two threads: as exact as direct sums."""
+    small = zoo.SMALL['resnet18']
+    path = quantise('resnet18', tmp_path / 'model.onnx', signed=False, **small)
+    machine, _ = load_machine(measure=False)
+    words = ISAS[machine.isa].dots[-1].dtype  # of numbers that are wide enough, whatever else is
+    machine = replace(machine, dot_dtype=words, dot_one_gops=100.0, dot_all_gops=200.0)
+    inputs = zoo.inputs(zoo.network('resnet18', **small))
+    found = {
+        algorithm: compile(path, machine=machine, threads=2, algorithm=algorithm)
+        for algorithm in ('winograd', 'direct')
+    }
+    kernels = found['winograd'].kernels.values()
+    assert any(kernel.schedule.schema == 'winograd_words' for kernel in kernels)
+    made, direct = (next(iter(network.run(inputs).values())) for network in found.values())
+    np.testing.assert_array_equal(made, direct)
+    apart = np.abs(np.rint((made - exact_results(path, inputs)) / unit(path)))
+    assert apart.max() <= 1
+    assert np.count_nonzero(apart) <= 2

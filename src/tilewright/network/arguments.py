@@ -12,6 +12,7 @@ from tilewright import knobs, zoo
 from tilewright.errors import InputError, MissingError, UnsupportedError
 from tilewright.files import path_of
 from tilewright.graph.program import Program
+from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.kernels.cpu.schemas.narrow.plan import has_narrow
 from tilewright.machine.machine import Machine
 from tilewright.ops.dtypes import NUMPY, PRECISIONS
@@ -168,15 +169,19 @@ def warn_without(
     algorithm: str, program: Program, schemas: Mapping[str, str], max_rel_err: float
 ) -> None:
     """Say so where an algorithm was asked for and no convolution, of Strassen's no product, has it.
-    `schemas` are those of groups by their digests; these have the names of their algorithms.
+    `schemas` are those of groups by their digests: a GPU's have the names of their algorithms.
     """
+
+    def computed_by(schema: str) -> str:
+        return SCHEMAS[schema].algorithm if schema in SCHEMAS else schema
+
     whole = algorithm == 'strassen'
     sums = {
         task.group.digest
         for task in program.tasks
         if task.group.main.is_product_sum and (whole or {'r', 's'} <= set(task.group.main.sizes))
     }
-    if sums and not any(schemas[digest] == algorithm for digest in sums):
+    if sums and not any(computed_by(schemas[digest]) == algorithm for digest in sums):
         what = 'product' if whole else 'convolution'
         warnings.warn(
             f'no {what} of {program.name} can be computed by {algorithm_title(algorithm)} '
