@@ -126,7 +126,11 @@ def emit(kernel: RowKernel) -> str:
             lines += [f'sub ${UNROLL}, %[count]', 'jge 6b', '5:', f'add ${UNROLL}, %[count]']
         lines += ['test %[count], %[count]', 'jz 4f', '.p2align 4', '3:', *iteration(1)]
         lines += [f'add ${4 * kernel.channel}, %[b]', 'dec %[count]', 'jnz 3b', '4:']
-    lines += _finish(kernel, [pixels, spare], wide)
+    if wide:
+        lines += _finish(kernel, [pixels, spare], wide)
+    else:
+        lines += [f'cmp ${lanes}, %[lanes]', 'jne 7f', *_finish(kernel, [pixels, spare], wide)]
+        lines += ['jmp 8f', '7:', *_finish(kernel, [pixels, spare], wide, cut=True), '8:']
     lines.append('vzeroupper')
     clobbers = [f'xmm{i}' for i in range(isa.registers)] + (['k1'] if wide else [])
     clobbers += ['cc', 'memory']
@@ -135,7 +139,7 @@ def emit(kernel: RowKernel) -> str:
     operands += ', [next] "+r"(next)' if kernel.ahead else ''
     inputs = '[out] "r"(out)' + (', [bias] "r"(bias)' if kernel.bias else '')
     inputs += ', [more] "r"(more)' if kernel.more else ''
-    inputs += ', [mask] "r"(mask)'
+    inputs += ', [mask] "r"(mask)' + ('' if wide else ', [lanes] "r"(lanes)')
     body = ['long left;'] if kernel.rows > 1 else []
     if wide:
         body.append('const unsigned mask = (1u << lanes) - 1;')
@@ -153,19 +157,26 @@ def emit(kernel: RowKernel) -> str:
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 
 
-def _finish(kernel: RowKernel, free: list[list[str]], wide: bool) -> list[str]:
-    """Bias, what else is added, limits, stores; registers in `free` hold nothing any more."""
+def _finish(
+    kernel: RowKernel, free: list[list[str]], wide: bool, cut: bool = False
+) -> list[str]:  # fmt: skip
+    """Bias, what else is added, limits, stores; registers in `free` hold nothing any more.
+
+    `cut`: AVX2's vectors in `ends` are not whole. Masked stores are for those alone, since Zen
+    takes 12 cycles for each.
+    """
     name, vectors = '%%zmm' if wide else '%%ymm', len(kernel.vectors)
     left = [register for group in free for register in group]
-    mask, lines = '%%k1', ['kmovw %[mask], %%k1']
-    if not wide:
+    mask, lines = '%%k1', ['kmovw %[mask], %%k1'] if wide else []
+    if cut:
         mask = left.pop()
         lines = [f'vmovups (%[mask]), {mask}']
     held = left.pop()
 
     def each(k: int):
         for v, place in enumerate(kernel.places):
-            yield 4 * (k * kernel.pitch + place), f'{name}{k * vectors + v}', v in kernel.ends
+            end = v in kernel.ends and (wide or cut)
+            yield 4 * (k * kernel.pitch + place), f'{name}{k * vectors + v}', end
 
     for k in range(kernel.channels):
         if kernel.bias:
