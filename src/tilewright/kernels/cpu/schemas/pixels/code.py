@@ -153,6 +153,13 @@ def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
     for at in range(0, strip, 16):
         writer.line(f'__builtin_prefetch(row + x + {ROWS_AHEAD * pitch + at});')
     writer.close(2)
+    if not front:  # what is behind the last pixel lies in the next row, and is not stored
+        writer.open(f'if (x < end && c < {channels - 1})')
+        for at in range(0, strip, plan.lanes):
+            test = f'if (x + {at} < end) ' if at else ''
+            writer.line(f'{test}*(row_v *)(to + {at}) = *(const row_v *)(row + x + {at});')
+        writer.line('continue;')
+        writer.close()
     writer.line('if (x < end)')
     writer.line(f'    copy_row(row, to, x, end, {strip}, 1{numbers});')
     writer.close(2)
