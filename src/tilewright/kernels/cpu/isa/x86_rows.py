@@ -12,9 +12,9 @@ that for each of `count` channels, each of `rows` rows of a window and each of i
 with `a` moving behind the weights that it has read, `b` by `row` floats from one row of a window to
 the next and by `channel` floats from one channel to the next. A weight is broadcast, pixels are
 loaded as they lie: sums are results of neighbouring pixels, which need no transposition and no
-buffer on their way into rows of the result. `bias` is added, one for each k, then `more`, which
-lies as results do; limits cut off; then k's results are stored `pitch` floats apart, of vectors in
-`ends` the first `lanes` alone.
+buffer on their way into rows of the result. `bias` is added, one for each k (sums of AVX2 begin
+with it), then `more`, which lies as results do; limits cut off; then k's results are stored `pitch`
+floats apart, of vectors in `ends` the first `lanes` alone.
 
 Kernels that look `ahead` ask for a line behind `next` with every UNROLL channels: weights that the
 next tile of channels will read come from afar, and tiles of pixels share in asking for them.
@@ -87,6 +87,12 @@ def emit(kernel: RowKernel) -> str:
     spare = [register(n) for n in range(sums + vectors, isa.registers)]
     clear = 'vpxord' if wide else 'vxorps'
     lines = [f'{clear} {register(n)}, {register(n)}, {register(n)}' for n in range(sums)]
+    if kernel.bias and not wide:  # what sums begin with; nothing waits for it behind them
+        lines = []
+        for k in range(kernel.channels):
+            first = register(k * vectors)
+            lines.append(f'vbroadcastss {4 * k}(%[bias]), {first}')
+            lines += [f'vmovaps {first}, {register(k * vectors + v)}' for v in range(1, vectors)]
     embedded = wide and vectors <= EMBEDDED_VECTORS
     turn = 0
 
@@ -179,7 +185,7 @@ def _finish(
             yield 4 * (k * kernel.pitch + place), f'{name}{k * vectors + v}', end
 
     for k in range(kernel.channels):
-        if kernel.bias:
+        if kernel.bias and wide:
             lines.append(f'vbroadcastss {4 * k}(%[bias]), {held}')
             lines += [f'vaddps {held}, {sums}, {sums}' for _, sums, _ in each(k)]
         for place, sums, end in each(k) if kernel.more else ():

@@ -339,12 +339,13 @@ def write_nest(
     writer.line(f'const long end = min_long(block + {plan.block}, x_high);')
     writer.lines += [f'{"    " * writer.depth}{line}' for line in fill]
     writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
-    large, each = plan.counts.count(plan.counts[0]), plan.counts[-1]
-    more = plan.counts[0] - each
-    first = f'tile * {each}' + (f' + min_long(tile, {large})' if more else '')
-    writer.line(f'const long k = {first};')
-    channels = f'tile < {large} ? {plan.counts[0]} : {each}' if more else str(each)
-    writer.line(f'const long channels = {channels};')
+    if len(set(plan.counts)) > 1:
+        size = plan.sizes[shape.channels]
+        writer.line(f'const long k = tile * {size} / {tiles};')
+        writer.line(f'const long channels = (tile + 1) * {size} / {tiles} - k;')
+    else:
+        writer.line(f'const long k = tile * {plan.counts[0]};')
+        writer.line(f'const long channels = {plan.counts[0]};')
     writer.line(f'const float *weights = args->packed + k * {floats};')
     if shape.flat:
         _write_flat(writer, plan)
