@@ -153,8 +153,10 @@ def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
     for at in range(0, strip, 16):
         writer.line(f'__builtin_prefetch(row + x + {ROWS_AHEAD * pitch + at});')
     writer.close(2)
-    if not front:  # what is behind the last pixel lies in the next row, and is not stored
-        writer.open(f'if (x < end && c < {channels - 1})')
+    # What is behind the last pixel lies in the rows that follow, and is not stored.
+    followed = channels - -(-(plan.lanes - 1) // pitch)
+    if not front and followed > 0:
+        writer.open(f'if (x < end && c < {followed})')
         for at in range(0, strip, plan.lanes):
             test = f'if (x + {at} < end) ' if at else ''
             writer.line(f'{test}*(row_v *)(to + {at}) = *(const row_v *)(row + x + {at});')
