@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -10,11 +11,14 @@ from random import Random
 import numpy as np
 import pytest
 
+from tilewright.kernels.cpu.contraction import contract, vector_candidates
 from tilewright.kernels.cpu.generate import compiler_flags, generate
+from tilewright.kernels.cpu.isa.micro import registers_needed
 from tilewright.kernels.cpu.schemas.channelwise.plan import draw_channelwise
 from tilewright.kernels.cpu.schemas.channelwise.plan import why_not as why_not_channelwise
-from tilewright.kernels.cpu.schemas.dot.plan import draw_dot, why_not
-from tilewright.machine.isa import ISAS, cpu_flags, host_isas
+from tilewright.kernels.cpu.schemas.dot.plan import ROWS, draw_dot, has_rows, why_not
+from tilewright.kernels.cpu.schemas.outer.space import register_tiles
+from tilewright.machine.isa import ISAS, cpu_flags, host_isas, word_isa
 from tilewright.ops.channels_last import channels_last
 from tilewright.ops.compose import append
 from tilewright.ops.convolution import conv2d
@@ -23,7 +27,13 @@ from tilewright.ops.elementwise import elementwise
 from tilewright.ops.flatten import flatten
 from tilewright.ops.functions import add, mul, sub
 from tilewright.ops.group import Group
-from tilewright.ops.integer import integer_products, requantised, saturated
+from tilewright.ops.integer import (
+    in_rows,
+    in_words,
+    integer_products,
+    requantised,
+    saturated,
+)
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
 from tilewright.ops.stage import Expr, call, cast, const, read, whole
@@ -263,6 +273,56 @@ def test_two_thousand_integer_products(quarter: int, native_isa: str, tools: Too
     seeds = range(QUICK + quarter, 0x7FFFFFFF, 4)
     done = (check(seed, native_isa, tools) for seed in seeds)
     assert sum(itertools.islice(filter(None, done), ALL // 4)) == ALL // 4
+
+
+def first_layer(seed: int) -> Group:
+    """A large window over few channels, in planes or side by side."""
+    random = Random(seed)
+    conv = conv2d(
+        c=(3, 3, 4, 1, 2)[seed % 5], k=random.randint(1, 40), h=random.randint(7, 15),
+        w=random.randint(7, 15), r=random.choice((3, 5, 7)), s=(7, 5, 3)[seed % 3],
+        pad=tuple(random.randint(0, 3) for _ in range(4)), stride=random.choice((1, 2, 2)),
+    )  # fmt: skip
+    group = bound(conv, random.choice(('u8', 'i8')), random.randint(0, 127))
+    group = with_scale(group, 'u8', random.randint(0, 255))
+    return channels_last(group, {'In', 'Out'} if seed % 2 else {'Out'})
+
+
+def test_first_layers_are_the_definition(isa: str, tools: Tools) -> None:
+    """Windows whose rows are words, each with parts of two columns, and steps that are a loop."""
+    ways, groups = set(), [first_layer(seed) for seed in range(10)]
+    for seed, group in enumerate(groups):
+        arrays = arrays_of(group, seed)
+        want = reference(group, arrays)
+        schedule = schedule_for(group, isa, seed)
+        assert schedule is not None
+        ways.add(bool(dict(schedule.options).get(ROWS)))
+        flags, source = (*compiler_flags(schedule), '-O0'), generate(group, schedule)
+        for out in run_program(group, source, arrays, tools(isa), flags):
+            assert np.array_equal(out, want), f'case {seed}: {group.label}'
+    has = any(has_rows(dot) for dot in ISAS[isa].dots)
+    assert ways == ({False, True} if has else {False})
+
+
+def test_words_of_rows_need_windows_that_begin_with_one() -> None:
+    """Two of three channels are a word and a half: columns then have words of their own."""
+    for stride, words in ((2, 11), (1, 0), (4, 11)):
+        conv = bound(conv2d(c=3, k=8, h=12, w=12, r=7, s=7, pad=3, stride=stride), 'u8', 0)
+        form = in_rows(conv, 2)
+        assert (form.group.main.sizes[form.dim] if form else 0) == words
+
+
+def test_register_tiles_leave_room_for_what_products_pass_through() -> None:
+    """Else every pixel would be broadcast once for each vector of weights."""
+    form = in_words(flatten(bound(conv2d(c=64, h=14, w=14, k=256, r=1, s=1), 'u8', 0)), 2)
+    assert form is not None
+    contraction = contract(form.group, vector_candidates(form.group)[0])
+    for name in ('avx2', 'avx512'):
+        for tile in register_tiles(contraction, ISAS[word_isa(name, 'i16')]):
+            pixels = math.prod(tile[d] for d in contraction.pixels)
+            vectors = tile[contraction.vector] // ISAS[name].lanes
+            need = registers_needed(pixels, vectors) + (name == 'avx2')
+            assert need <= ISAS[name].registers, f'{name}: {pixels} x {vectors}'
 
 
 def test_nothing_saturates(isa: str, tools: Tools) -> None:

@@ -64,6 +64,9 @@ def cases(isa: str) -> list[tuple[Group, Schedule]]:
         group = conv2d(n=2, c=5, h=1, w=4 * lanes + more, k=channels, r=1, s=1, bias=True)
         take(group, (3, 1, 2), 2 * lanes)
     take(conv2d(c=9, h=5, w=lanes, k=4, r=1, s=1), (4, 1, 3), 3 * lanes, (('hw', 2),))
+    # Rows shorter than a vector: several that follow are in reach of a load behind the last pixel.
+    for pixels, channels in itertools.product((1, 2, 3, 7), (2, 5, 9)):
+        take(conv2d(c=channels, h=1, w=pixels, k=4, r=1, s=1), (3, 1, 2), 2 * lanes)
     take(conv2d(c=4, h=3, w=7, k=7, r=1, s=1, activation='relu6'), (2, 1, 1), 1, (('k', 2),))
     take(joined(conv2d(n=2, c=6, h=5, w=lanes + 1, k=5, r=1, s=1, bias=True)), (3, 1, 2), 64)
     # Weights that the next tile of channels will read are asked for: lines behind the last, too.

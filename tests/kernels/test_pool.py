@@ -112,6 +112,59 @@ def test_a_late_worker_takes_nothing_from_the_next_run():
     run_text(source.replace(moment, slow) + STRESS, native(), ('-pthread',))
 
 
+SLEEP = """
+#include <stdio.h>
+
+typedef struct { pthread_t caller; _Atomic int ran, others; } job;
+
+/* The caller's part lasts until somebody else has one, and those last until the caller sleeps. */
+static void last(const void *args, long part)
+{
+    job *j = (job *)args;
+    const int mine = pthread_equal(pthread_self(), j->caller);
+    (void)part;
+    if (!mine)
+        j->others++;
+    for (int turns = 0; turns < 1000; turns++) {
+        if (mine ? j->others > 0 : atomic_load(&pool.asleep))
+            break;
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+    }
+    if (!mine)
+        slept += atomic_load(&pool.asleep);
+    j->ran++;
+}
+
+int main(void)
+{
+    for (int i = 0; i < 300; i++) {
+        job j = {pthread_self(), 0, 0};
+        tw_pool_run(last, &j, 2 + i % 3);
+        if (j.ran != 2 + i % 3 || atomic_load(&pool.asleep)) {
+            printf("run %d: %d parts ran, asleep: %d\\n", i, j.ran, pool.asleep);
+            return 1;
+        }
+    }
+    return slept > 0 ? 0 : 2;
+}
+"""
+
+
+@pytest.mark.parametrize('drawn', ['', 'before it sleeps', 'before it wakes'])
+def test_a_caller_that_sleeps_wakes_when_all_parts_are_done(drawn):
+    """The moments in which both must see what the other one did are drawn out in turn."""
+    source = resources.files('tilewright.runtime').joinpath('pool.c').read_text()
+    moment = {
+        '': '',
+        'before it sleeps': '        atomic_store(&pool.asleep, 1);\n',
+        'before it wakes': '        atomic_fetch_add(&pool.done, 1);\n',
+    }[drawn]
+    assert not moment or source.count(moment) == 1
+    slow = moment + '        nanosleep(&(struct timespec){0, 100000}, NULL);\n'
+    text = source.replace(moment, slow) if moment else source
+    run_text(text + '\nstatic _Atomic int slept;\n' + SLEEP, native(), ('-pthread',))
+
+
 def test_more_parts_than_cores_and_none_at_all(count_part):
     for parts in (0, 1, 64):
         tally = Tally()

@@ -66,6 +66,31 @@ def shapes(isa: str) -> list[tuple[Group, Schedule]]:
     return [(group, stencil_schedule(group, isa, lanes, 3, 2)) for group in groups]
 
 
+def every_other(isa: str) -> list[tuple[Group, Schedule]]:
+    """Every other column: zeros on either side of one vector and of two, windows and dilation that
+    leave the even ones, residuals that are added behind sums, vectors of all lengths.
+    """
+    lanes, cases = ISAS[isa].lanes, []
+    problems = [
+        {'h': 5, 'w': 4 * lanes, 'pad': 0},
+        {'h': 5, 'w': 4 * lanes + 1, 'pad': (0, 2, 2, 3)},
+        {'h': 7, 'w': 2 * lanes + 3, 's': 5, 'pad': 2, 'bias': True, 'activation': 'relu6'},
+        {'h': 7, 'w': 3 * lanes, 'dilation': 2, 'pad': 2},
+        {'h': 4, 'w': lanes, 's': 1, 'r': 1, 'pad': 0},
+        {'h': 3, 'w': lanes + 1, 'pad': 1},
+    ]
+    for problem in problems:
+        group = depthwise(n=2, stride=2, **problem)
+        cases.append((group, stencil_schedule(group, isa, lanes, 3, 2)))
+    for few in (2, 4):
+        group = depthwise(h=5, w=27, stride=2)
+        cases.append((group, stencil_schedule(group, isa, min(few, lanes), 2, 2)))
+    for order in ('nkhw', 'nkwh'):
+        group = with_residual(order, stride=2)
+        cases.append((group, stencil_schedule(group, isa, lanes, 2, 2)))
+    return cases
+
+
 def channels(isa: str) -> list[tuple[Group, Schedule]]:
     """Several filters for a channel, several channels for a filter, narrow vectors, threads."""
     many = conv2d(c=3, k=6, groups=3, h=7, w=18, r=3, s=3, pad=1, bias=True, activation='relu')
@@ -85,9 +110,9 @@ def others(isa: str) -> list[tuple[Group, Schedule]]:
     return [(group, stencil_schedule(group, isa, ISAS[isa].lanes, 2, 2)) for group in groups]
 
 
-def with_residual(order: str) -> Group:
+def with_residual(order: str, stride: int = 1) -> Group:
     """A depthwise convolution to whose result a tensor in this order of dimensions is added."""
-    group = depthwise(h=6, w=21)
+    group = depthwise(h=6 * stride, w=21 * stride, stride=stride)
     out = group.output
     dims = tuple(Dim(d, size) for d, size in zip('nkhw', out.shape, strict=True))
     sizes = {d.name: d.size for d in dims}
@@ -125,7 +150,7 @@ def one_axis() -> Group:
 
 
 @pytest.mark.parametrize('in_turn', TURNS)
-@pytest.mark.parametrize('cases', [edges, shapes, channels, others])
+@pytest.mark.parametrize('cases', [edges, shapes, every_other, channels, others])
 def test_kernels_are_right_and_stay_inside_their_buffers(
     isa, cases, in_turn, tools, whole_numbers, agrees
 ):

@@ -19,6 +19,7 @@ from tilewright.model.cpu.predict import predict
 from tilewright.model.cpu.prediction import Prediction, lower_bound
 from tilewright.model.cpu.working_set import Loop, Rows, boxes, crossing, flatten, words
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.matmul import matmul
 from tilewright.ops.stage import Access, affine, var
 from tilewright.search.cpu.rank import rank
 
@@ -247,3 +248,18 @@ def test_f16_results_that_leave_registers_are_stored_sooner_than_sums():
     whole, halved = (predict(group, s, machine) for s in (best.schedule, cut))
     assert whole.store_s < 0.5 * halved.store_s
     assert whole.seconds < halved.seconds
+
+
+def test_weights_that_are_read_once_are_best_read_in_one_run() -> None:
+    """Of schedules that move the same, the one that jumps between panels asks for more."""
+    group, machine = matmul(m=1, n=50257, k=768), known_machine('xeon-2vcpu')
+    best, *_ = rank(group, machine, 2, 1)
+    jumping = []
+    for level in best.schedule.levels:
+        tiles = tuple((d, min(t, 32) if d == 'k' else t) for d, t in level.tiles)
+        jumping.append(replace(level, order=('i', 'k', 'j'), tiles=tiles))
+    outermost = replace(jumping[-1], tiles=best.schedule.levels[-1].tiles)
+    apart = predict(group, replace(best.schedule, levels=(*jumping[:-1], outermost)), machine)
+    assert apart.boundaries[-1].bytes > best.prediction.boundaries[-1].bytes
+    assert apart.seconds > 1.1 * best.prediction.seconds
+    assert best.prediction.seconds < 1.02 * best.prediction.bound_s

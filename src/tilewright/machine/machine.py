@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from tilewright.errors import InputError
 from tilewright.machine.constants import TimeConstants, default_constants
-from tilewright.machine.isa import ISAS, Dot, half_isa, tile_isa
+from tilewright.machine.isa import ISAS, Dot, half_isa, tile_isa, word_isa
 
 
 def bytes_text(count: float) -> str:
@@ -159,7 +159,10 @@ class Machine:
         if dot is None or not self.dot_one_gops:
             return self
         one, every = self.dot_one_gops / dot.products, self.dot_all_gops / dot.products
-        return replace(self, peak_one_gflops=one, peak_all_gflops=max(one, every))
+        return replace(
+            self, isa=word_isa(self.isa, dot.dtype), peak_one_gflops=one,
+            peak_all_gflops=max(one, every), constants=self.time_constants,
+        )  # fmt: skip
 
     @property
     def half(self) -> bool:

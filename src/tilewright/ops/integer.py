@@ -37,6 +37,7 @@ ACCUMULATION = 'i32'
 SMALL = ('u8', 'i8')  # what integer kernels multiply
 IN_BYTES = 4  # numbers of a word that are stored as they are multiplied
 WORD_BYTES = 4
+FEW_CHANNELS = 4  # of a column whose neighbours may share words with it
 INTEGER_PRODUCT = call('mul', cast(read(0), ACCUMULATION), cast(read(1), ACCUMULATION))
 
 
@@ -97,12 +98,27 @@ class Words:
 
     dim   the reduction whose neighbours share a word; `axis` of the image is indexed by it
     in_place   whether words of the image lie in memory as they are
+    row   where words hold all channels of neighbouring columns: how these lie in the image
     """
 
     group: Group
     dim: str
     axis: int
     in_place: bool
+    row: Row | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Columns of an image, each with its `channels`, which are an axis of their own. A window has
+    `taps` neighbouring columns, along the iterator `tap`, and the first begins `before` the image.
+    """
+
+    channels: int
+    channel_axis: int
+    tap: str
+    taps: int
+    before: int
 
 
 @lru_cache(maxsize=256)
@@ -146,6 +162,83 @@ def in_words(group: Group, products: int) -> Words | None:
     whole = products * DTYPES[group.tensor(image.tensor).dtype] == WORD_BYTES
     in_place = whole and axis == len(shape) - 1 and shape[axis] % products == 0
     return Words(Group(group.label, (*tensors, result), (main,)), dim, axis, in_place)
+
+
+@lru_cache(maxsize=256)
+def in_rows(group: Group, products: int) -> Words | None:
+    """An integer convolution of few channels in words of a row: all channels of a column, then
+    those of the next. A window of 7 columns and 3 channels is 11 words of two instead of 14; None
+    where windows would begin inside of a word. The image is to be copied, with its border.
+    """
+    image, weights = factors(group)
+    stage, shape = group.main, group.tensor(image.tensor).shape
+    pixels = set(stage.parallel) - set(weights.names)
+    alone = {e.names[0] for e in weights.index if _is_iterator(e)}
+    if len(alone) != len(weights.index):
+        return None
+    for axis, index in enumerate(image.index):
+        steps = [(n, c) for n, c in index.terms if n in pixels]
+        taps = [(n, c) for n, c in index.terms if n in stage.reduction]
+        if len(index.terms) != 2 or len(steps) != 1 or len(taps) != 1 or taps[0][1] != 1:
+            continue
+        (pixel, step), tap = steps[0], taps[0][0]
+        for number, other in enumerate(image.index):
+            channel = other.names[0] if _is_iterator(other) else ''
+            if channel not in stage.reduction or stage.sizes[channel] != shape[number]:
+                continue
+            channels, known = shape[number], {channel, tap} <= alone
+            if not known or channels > FEW_CHANNELS or step * channels % products:
+                continue
+            if stage.sizes[tap] == 1 or any(
+                n in e.names for n in (channel, tap) for e in image.index if e not in (index, other)
+            ):
+                continue
+            row = Row(channels, number, tap, stage.sizes[tap], -index.const)
+            return _of_rows(
+                group, row, (axis, pixel, step * channels // products), channel, products
+            )
+    return None
+
+
+def _is_iterator(index: Affine) -> bool:
+    """Whether an index is one iterator as it is."""
+    return len(index.terms) == 1 and index.terms[0][1] == 1 and not index.const
+
+
+def _of_rows(
+    group: Group, row: Row, along: tuple[int, str, int], channel: str, products: int
+) -> Words:
+    """The words of rows; `along`: the axis of columns, its pixels, and words from one to the next.
+    The axis of channels stays, with one element.
+    """
+    (image, weights), stage, (axis, pixel, step) = factors(group), group.main, along
+    count = -(-row.taps * row.channels // products)
+    length = (stage.sizes[pixel] - 1) * step + count
+    words = Affine(((pixel, step), (channel, 1)), 0)
+    given, held = group.tensor(image.tensor), group.tensor(weights.tensor)
+    shape, index = list(given.shape), list(image.index)
+    shape[axis], index[axis] = length, words
+    shape[row.channel_axis], index[row.channel_axis] = 1, Affine((), 0)
+    place = [n for n, e in enumerate(weights.index) if row.tap in e.names]
+    kept = [n for n in range(len(weights.index)) if n not in place]
+    sizes = [count if channel in weights.index[n].names else held.shape[n] for n in kept]
+    tensors = (
+        replace(given, shape=tuple(shape), dtype='f32'),
+        replace(held, dims=tuple(held.dims[n] for n in kept), shape=tuple(sizes), dtype='f32'),
+        replace(group.tensor(stage.write.tensor), role='output', dtype='f32'),
+    )
+    lengths = {channel: count, row.tap: 1}
+    main = replace(
+        stage,
+        dims=tuple(replace(d, size=lengths.get(d.name, d.size)) for d in stage.dims),
+        reads=(
+            replace(image, index=tuple(index)),
+            replace(weights, index=tuple(weights.index[n] for n in kept)),
+        ),
+        expr=call('mul', read(0), read(1)),
+        pad_value=0.0,
+    )
+    return Words(Group(group.label, tensors, (main,)), channel, axis, False, row)
 
 
 def factors(group: Group) -> tuple[Access, Access]:

@@ -7,8 +7,9 @@
    with an empty pool.
 
    A kernel may wake a worker on the processor that its caller computes on, where the two would take
-   turns of milliseconds: such a worker moves to another one first, and who waits for long gives its
-   processor to whoever needs it. */
+   turns of milliseconds: such a worker moves to another one first. A caller that waits for parts of
+   others for long sleeps until they are done: somebody else may run where one of them was, and it goes
+   on sooner on the processor that becomes free. */
 
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* processors of threads */
@@ -24,7 +25,7 @@
 
 typedef void (*part_fn)(const void *args, long part);
 
-enum { MAX_WORKERS = 255, PATIENCE = 1024 /* turns of waiting before a processor is offered */ };
+enum { MAX_WORKERS = 255 };
 
 static struct {
     _Alignas(64) _Atomic uint64_t claim;
@@ -34,20 +35,26 @@ static struct {
     const void *args;
     _Atomic long parts;
     _Atomic int parked;
+    _Atomic int asleep; /* the caller waits for `finished` */
     _Atomic int cpu; /* where the caller was when it woke workers */
     int workers;
     pthread_mutex_t owner; /* held by the caller whose job runs */
-    pthread_mutex_t lock;  /* guards parking */
-    pthread_cond_t wake;
+    pthread_mutex_t lock;  /* guards parking and sleeping */
+    pthread_cond_t wake, finished;
 } pool = {
     .owner = PTHREAD_MUTEX_INITIALIZER,
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .wake = PTHREAD_COND_INITIALIZER,
+    .finished = PTHREAD_COND_INITIALIZER,
 };
 
 /* Microseconds that an idle worker looks for work before it parks: longer than a caller in Python
    takes from one call to the next, shorter than anybody would notice. */
 static _Atomic long spin_us = 200;
+
+/* Microseconds that a caller waits for parts of others before it sleeps: those of a kernel end
+   together, unless somebody has been stopped for some milliseconds. */
+static _Atomic long wait_us = 50;
 
 static double now(void)
 {
@@ -105,7 +112,35 @@ static void take_parts(uint32_t epoch)
                 break;
         }
         pool.fn(pool.args, (long)(uint32_t)claim);
-        atomic_fetch_add_explicit(&pool.done, 1, memory_order_release);
+        /* Sequentially consistent, as what the caller does before it sleeps: one of both sees. */
+        atomic_fetch_add(&pool.done, 1);
+        if (atomic_load(&pool.asleep)) {
+            pthread_mutex_lock(&pool.lock);
+            pthread_cond_signal(&pool.finished);
+            pthread_mutex_unlock(&pool.lock);
+        }
+    }
+}
+
+/* Until all parts are done: awake for a while, then asleep. */
+static void wait_for(long parts)
+{
+    double limit = 0;
+    for (long spins = 1; atomic_load_explicit(&pool.done, memory_order_acquire) < parts; spins++) {
+        relax();
+        if (spins % 64 != 0)
+            continue;
+        const double time = now();
+        if (limit == 0)
+            limit = time + 1e-6 * (double)atomic_load_explicit(&wait_us, memory_order_relaxed);
+        if (time < limit)
+            continue;
+        pthread_mutex_lock(&pool.lock);
+        atomic_store(&pool.asleep, 1);
+        while (atomic_load(&pool.done) < parts)
+            pthread_cond_wait(&pool.finished, &pool.lock);
+        atomic_store(&pool.asleep, 0);
+        pthread_mutex_unlock(&pool.lock);
     }
 }
 
@@ -143,9 +178,11 @@ static void forget_workers(void)
     pool.workers = 0;
     atomic_store(&pool.claim, UINT64_MAX);
     atomic_store(&pool.parked, 0);
+    atomic_store(&pool.asleep, 0);
     pthread_mutex_init(&pool.owner, NULL);
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.finished, NULL);
 }
 
 static void grow(long parts)
@@ -195,11 +232,7 @@ void tw_pool_run(part_fn fn, const void *args, long parts)
         pthread_mutex_unlock(&pool.lock);
     }
     take_parts(epoch);
-    for (long spins = 1; atomic_load_explicit(&pool.done, memory_order_acquire) < parts; spins++) {
-        relax();
-        if (spins % PATIENCE == 0)
-            sched_yield();
-    }
+    wait_for(parts);
     pthread_mutex_unlock(&pool.owner);
 }
 

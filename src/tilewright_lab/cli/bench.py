@@ -35,7 +35,7 @@ from tilewright_lab.peers.peers import absence, check_names
 # Options that say nothing on the other device, nor about layers of a GPU.
 CPU_ONLY = (
     'flush', 'caches', 'direct', 'turn-ms', 'tvm-trials', 'top', 'algorithm', 'max-rel-err',
-    'threads', 'slice-s',
+    'threads', 'slice-s', 'busy',
 )  # fmt: skip
 GPU_ONLY = ('device', 'trials', 'seconds', 'untuned')
 
@@ -71,6 +71,7 @@ class BenchOptions:
     fleet: str | None = None
     shapes: tuple[str, ...] = ()
     slice_s: float | None = None
+    busy: int = 0
 
     def check(self) -> None:
         for name in ('rounds', 'tvm_trials'):
@@ -119,6 +120,8 @@ def run(
             f'--shape {options.shapes[0]} gives the sizes of one network on a CPU; leave it out '
             f'for {options.spec}{" on a GPU" if on_gpu else ""}'
         )
+    if networks is None and options.busy:
+        raise InputError(f'--busy {options.busy} is for networks; leave it out for {options.spec}')
     if networks is None and options.fuse is not None:
         raise InputError(f'--fuse {options.fuse} is for networks; leave it out for {options.spec}')
     what = 'layers' if networks is None else 'networks'

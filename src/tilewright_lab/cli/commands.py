@@ -61,6 +61,7 @@ def register(app: typer.Typer) -> None:
         'tilewright bench mopt/R2,mopt/R9 --against onnxruntime --threads 2',
         'tilewright bench resnet18 --against torch,torch-compile,onnxruntime,openvino',
         'tilewright bench networks --threads 2 --json networks.json',
+        'tilewright bench resnet50 --threads 2 --busy 1     on a host that others use as well',
         'tilewright bench model.onnx --against onnxruntime,openvino',
         'tilewright bench model.onnx --shape ids=1,1:512 --against onnxruntime',
         'tilewright bench mopt --caches both --json bench.json',
@@ -168,6 +169,12 @@ def bench(
             help='Begin nothing more after so many seconds; the same command goes on from there.',
         ),
     ] = None,
+    busy: Annotated[
+        int,
+        typer.Option(
+            '--busy', metavar='N', min=0, help='Processes that compute beside the contestants.'
+        ),
+    ] = 0,
     threads: Threads = None,
     json: Json = None,
     seed: Seed = None,
@@ -185,6 +192,7 @@ def bench(
         algorithm.value, max_rel_err, tune, fallback.value if fallback else None, target, batch,
         device, trials, seconds, threads, seed, libraries.value, fuse.value if fuse else None,
         untuned, precision.value if precision else 'fp32', fleet, tuple(shape or ()), slice_s,
+        busy,
     )  # fmt: skip
     return verb.run(options, Output('bench', json), partial(given, ctx), layers)
 

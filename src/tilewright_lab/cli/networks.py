@@ -19,6 +19,7 @@ from tilewright_lab.cli.bench import BenchOptions, Resumed, missing_code, peaks_
 from tilewright_lab.compare.network_results import NetworkResult, mean_ratio, table
 from tilewright_lab.compare.networks import NetworkArena, Subject, compare_network
 from tilewright_lab.peers.contestants import OURS
+from tilewright_lab.peers.neighbours import neighbours
 from tilewright_lab.peers.peers import Peer
 
 SIZES = 5  # of a range at which it is compared, along one axis
@@ -42,7 +43,11 @@ def run(networks: Sequence[str], options: BenchOptions, out: Output) -> int:
     titles = [f'{name}{_title(size)}' for name, size in rows]
     resumed = Resumed('networks', titles, options, machine, out, peers=names, threads=threads)
     ours = Peer(OURS, threads, work='network')
-    with Bar(len(rows)) as bar, NetworkArena(names, threads, ours) as arena:
+    with (
+        Bar(len(rows)) as bar,
+        NetworkArena(names, threads, ours) as arena,
+        neighbours(options.busy),
+    ):
 
         def compare(number: int) -> dict:
             result = _compare(*rows[number], arena, options, resumed.seed, bar)
@@ -117,6 +122,8 @@ def _report(
         with contextlib.suppress(KeyboardInterrupt):  # of whoever cannot wait for the last figure
             peaks = peaks_now(machine, threads)
         out.say(table(done, peaks.get('used_gflops_per_s')))
+        if options.busy:
+            out.say(f'all beside {options.busy} more busy processes')
     out.write(
         {
             'networks': [result.to_json() for result in done],
@@ -126,7 +133,8 @@ def _report(
             'peers': list(names), 'seed': seed, 'threads': threads,
             'rounds': options.rounds, 'turn_ms': options.turn_ms, 'batch': options.batch or 1,
             'tune': options.tune, 'max_rel_err': options.max_rel_err,
-            'precision': options.precision, 'machine': machine.to_json(), 'peak': peaks,
+            'precision': options.precision, 'busy': options.busy,
+            'machine': machine.to_json(), 'peak': peaks,
         }
     )  # fmt: skip
     if any(not result.ours.ok for result in done):

@@ -59,16 +59,16 @@ class WholeValue:
 
     @property
     def in_fours(self) -> bool:
-        """Whether four vectors of 16 lanes may be narrowed to bytes at once (`write_four`)."""
+        """Whether four vectors may be narrowed to bytes at once (`write_four`)."""
         return self.limits is not None and self.dtype in ('u8', 'i8')
 
-    def rounded(self) -> str:
-        """A vector of 16 floats as whole numbers, not yet moved nor cut off below: what `four`
-        takes, whose narrowing does that.
+    def rounded(self, bits: int = 512) -> str:
+        """A vector of floats as whole numbers, not yet moved nor cut off below: what `four` takes,
+        whose narrowing does that.
         """
         assert self.limits is not None
         high = number(self.limits[1] - self.zero, 'f32')
-        return f'_mm512_cvtps_epi32((__m512)real_min({self.text}, every_real({high})))'
+        return f'_mm{bits}_cvtps_epi32((__m{bits})real_min({self.text}, every_real({high})))'
 
     def made(self, last: bool = False) -> str:
         """The vector in C; of the `last` one only the lowest bits are stored."""
@@ -347,20 +347,25 @@ def write_four(writer: Writer, value: WholeValue) -> None:
     """`four`: what `rounded` makes of four vectors as 64 bytes. Every 16 of them are four of a
     vector, then four of the next.
     """
-    assert value.limits is not None
-    kind, low = ('epu8', 0) if value.dtype == 'u8' else ('epi8', -128)
-    narrow = 'packus' if value.dtype == 'u8' else 'packs'
     writer.open(f'{INLINE} __m512i four(__m512i a, __m512i b, __m512i c, __m512i d)')
     writer.line('__m512i low = _mm512_packs_epi32(a, b), high = _mm512_packs_epi32(c, d);')
     if value.zero:
         writer.line(f'low = _mm512_adds_epi16(low, _mm512_set1_epi16({value.zero}));')
         writer.line(f'high = _mm512_adds_epi16(high, _mm512_set1_epi16({value.zero}));')
-    text = f'_mm512_{narrow}_epi16(low, high)'
-    if value.limits[0] > low:
-        text = f'_mm512_max_{kind}({text}, _mm512_set1_epi8({value.limits[0]}))'
-    writer.line(f'return {text};')
+    writer.line(f'return {narrowed(value, 512)};')
     writer.close()
     writer.line()
+
+
+def narrowed(value: WholeValue, bits: int) -> str:
+    """`low` and `high`, 16-bit numbers that were moved by the zero point, as bytes."""
+    assert value.limits is not None
+    kind, least = ('epu8', 0) if value.dtype == 'u8' else ('epi8', -128)
+    call, pack = f'_mm{bits}', 'packus' if value.dtype == 'u8' else 'packs'
+    text = f'{call}_{pack}_epi16(low, high)'
+    if value.limits[0] > least:
+        text = f'{call}_max_{kind}({text}, {call}_set1_epi8({value.limits[0]}))'
+    return text
 
 
 def _write_memory(writer: Writer, dtype: str, bytes_: int) -> None:
@@ -420,21 +425,28 @@ _NARROW = {
 
 
 def _copied(dtype: str) -> tuple[list[str], list[str]]:
-    """`take` and `put` of AVX2: what is left of a vector by copies of so many bytes."""
-    width, narrow, taken, put = 8 * DTYPES[dtype], '__m128i', 'x', 'all'
+    """`take` and `put` of AVX2: what is left of a vector by copies of so many bytes. Whole vectors
+    of 32 bits are not copied: gcc does that in halves, which the load behind them waits for.
+    """
+    width = 8 * DTYPES[dtype]
     if width == 32:
         narrow = 'real_v' if dtype == 'f32' else 'whole_v'
-    else:
-        taken = f'(whole_v)_mm256_cvtep{"u" if dtype[0] == "u" else "i"}{width}_epi32(x)'
-        low, high = (
-            f'_mm_and_si128(_mm256_extracti128_si256((__m256i)all, {half}), '
-            f'_mm_set1_epi32({(1 << width) - 1}))'
-            for half in (0, 1)
-        )
-        put = _NARROW[width].format(low=low, high=high)
+        return (
+            ['if (count == 8)', f'    return *(const {narrow} *)from;', f'{narrow} x = {{0}};',
+             'memcpy(&x, from, count * sizeof(*from));', 'return x;'],
+            ['if (count == 8)', f'    *({narrow} *)to = all;', 'else',
+             '    memcpy(to, &all, count * sizeof(*to));'],
+        )  # fmt: skip
+    taken = f'(whole_v)_mm256_cvtep{"u" if dtype[0] == "u" else "i"}{width}_epi32(x)'
+    low, high = (
+        f'_mm_and_si128(_mm256_extracti128_si256((__m256i)all, {half}), '
+        f'_mm_set1_epi32({(1 << width) - 1}))'
+        for half in (0, 1)
+    )
+    put = _NARROW[width].format(low=low, high=high)
     return (
-        [f'{narrow} x = {{0}};', 'memcpy(&x, from, count * sizeof(*from));', f'return {taken};'],
-        [f'const {narrow} x = {put};', 'memcpy(to, &x, count * sizeof(*to));'],
+        ['__m128i x = {0};', 'memcpy(&x, from, count * sizeof(*from));', f'return {taken};'],
+        [f'const __m128i x = {put};', 'memcpy(to, &x, count * sizeof(*to));'],
     )
 
 

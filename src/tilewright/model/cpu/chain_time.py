@@ -77,7 +77,7 @@ def block_cycles(
         each += k.stencil_row_cycles * work.streams
         store = k.stencil_store_cycles + stencil_time.EPILOGUE_CYCLES * stages
         cycles += strip.times * (each + work.accumulators * store)
-    return cycles
+    return k.stencil_cycles * cycles
 
 
 def _predict_product(plan: ProductPlan, machine: Machine) -> Prediction:

@@ -32,7 +32,7 @@ def predict_dot(group: Group, schedule: Schedule, machine: Machine) -> Predictio
     form = words_of(tiled_form(group, schedule.reg.tile), schedule)
     in_tiles = ISAS[schedule.isa].rows and machine.tiles
     seen = machine.in_tiles(schedule.dtype) if in_tiles else machine.in_words()
-    found = predict_outer(form.group, schedule, seen)
+    found = predict_outer(form.group, replace(schedule, isa=seen.isa), seen)
     arch, kind = ISAS[schedule.isa].arch, group.output.dtype
     if DTYPES[kind] > 1 and not (kind == 'f16' and arch in HALF_SHARE):
         return replace(found, moved=group.compulsory_bytes)

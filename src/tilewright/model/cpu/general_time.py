@@ -20,6 +20,7 @@ from tilewright.schedule.schedule import Schedule
 POINT_CYCLES = 0.5  # one load, store or plain function of a vector
 SMOOTH_CYCLES = 8.0  # one exponential, logarithm, root of a vector
 APART_CYCLES = 1.0  # one element that is not beside the one before
+NEAR = 4  # elements that lie so far apart at most share vectors: those of windows with a stride
 ROW_CYCLES = 12.0  # entering the innermost loop
 _FAST = frozenset({'exp', 'sigmoid', 'tanh', 'sqrt', 'log', 'erf'})
 LIBRARY_CYCLES = 40.0  # one call of a function of the C library
@@ -38,18 +39,33 @@ def stage_cycles(group: Group, stage: Stage, lanes: int) -> float:
     lane = _lane(group, stage)
     each = _expression(stage.expr, lanes)
     for access in stage.accesses:
-        beside = _step(group, access, lane) in (0, 1) and access.is_affine
-        each += POINT_CYCLES / lanes if beside else APART_CYCLES
+        step = abs(_step(group, access, lane))
+        near = access.is_affine and step <= NEAR
+        each += POINT_CYCLES * max(step, 1) / lanes if near else APART_CYCLES
     return stage.points * each + stage.points / stage.sizes.get(lane, 1) * ROW_CYCLES
 
 
 def _lane(group: Group, stage: Stage) -> str:
-    """The iterator that steps by one in what is read, or else in what is written."""
+    """The iterator that steps by one in what is read, or else in what is written; of a window the
+    one along which results lie.
+    """
     for access in (*stage.reads, stage.write):
         for name in access.names:
             if _step(group, access, name) == 1 and stage.sizes[name] > 1:
-                return name
+                return _along_results(group, stage, access, name) or name
     return stage.dims[-1].name if stage.dims else ''
+
+
+def _along_results(group: Group, stage: Stage, access: Access, tap: str) -> str:
+    """The iterator of results that are neighbours, as their windows are; '' where there is none."""
+    if tap not in stage.reduction or not access.is_affine:
+        return ''
+    windowed = next(e for e in access.index if tap in e.names)
+    for name in windowed.names:
+        near = abs(_step(group, access, name)) <= NEAR
+        if near and stage.sizes[name] > 1 and _step(group, stage.write, name) == 1:
+            return name
+    return ''
 
 
 def _step(group: Group, access: Access, name: str) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from tilewright.kernels.cpu import operand
@@ -125,9 +125,14 @@ def predict_outer(group: Group, schedule: Schedule, machine: Machine) -> Predict
     result = group.main.write
     missed = second_misses(result, group.tensor(result.tensor), *case.nest)
     store += case.k.walk_cycles * missed
-    boundaries = _traffic(case, machine)
+    boundaries, wasted = _traffic(case, machine), _wasted_bytes(case)
+    if wasted:
+        last = boundaries[-1]
+        more_s = wasted / (1e9 * machine.bandwidth_gbps(len(boundaries) - 1, threads))
+        asked = replace(last, bytes=last.bytes + wasted, seconds=last.seconds + more_s)
+        boundaries = (*boundaries[:-1], asked)
     seconds = (compute * cycle_s, pack * cycle_s, store * cycle_s)
-    return direct_prediction(group, machine, threads, seconds, boundaries)
+    return direct_prediction(group, machine, threads, seconds, boundaries, wasted)
 
 
 def tile_cycles(group: Group, schedule: Schedule, machine: Machine) -> tuple[float, float]:
@@ -401,6 +406,29 @@ def _panel_seconds(case: _Case, machine: Machine) -> float:
     packed, threads, k = _panel_floats(case), case.schedule.threads, case.k
     moved = threads * packed * (k.pack_from + 2 * k.pack_into)
     return home_seconds(machine, threads, 2 * packed, moved, 1)
+
+
+def _wasted_bytes(case: _Case) -> float:
+    """What is asked for behind the ends of runs, where panels are read once, from memory.
+
+    A run is what lies together in the order in which it is read: it ends where a loop over panels
+    turns inside one over reductions.
+    """
+    c, sizes, reg = case.contraction, case.contraction.stage.sizes, case.schedule.reg.tile
+    constant = case.group.tensor(c.b.tensor).role == 'constant'
+    once = all(case.part[d] <= reg[d] for d in c.pixels) and not c.columns
+    if not constant or not once or case.schedule.pack or c.reduction != (c.loop,):
+        return 0.0
+    own, last = case.part[c.vector] * sizes[c.loop], len(case.machine.caches) - 1
+    if 4 * own <= case.machine.capacity_bytes(last, case.schedule.threads):
+        return 0.0
+    run = dict(case.nest[1][0])
+    for loop in reversed(case.nest[0]):
+        if loop.name == c.vector and run[c.loop] < sizes[c.loop]:
+            break
+        run[loop.name] = loop.outer
+    ends = own / (run[c.vector] * run[c.loop]) - 1
+    return case.schedule.threads * ends * ISAS[case.schedule.isa].stream_bytes
 
 
 def source_words(group: Group, access: Access, tile: Mapping[str, int], line_words: int) -> float:

@@ -32,6 +32,8 @@ APART_CYCLES = 1.0  # one element of it where a stride lies between neighbours
 ROW_CYCLES = 25.0  # one row of it: where it begins, what padding it has
 FETCH_CYCLES = 1.5  # one line of results that is asked for
 
+KEPT = 0.7  # share of the room in a cache up to which a copy stays whole
+
 STREAMED = 2.0  # share of what outer products see of the first cache: vectors, not broadcasts
 
 
@@ -140,6 +142,13 @@ def boundaries_of(
     )
 
 
+def _missed(plan: PixelsPlan, room: float) -> float:
+    """Share of a copy that a cache with `room` for so many floats no longer has when a tile reads
+    it again: what is copied from passes through the cache as well, and results do.
+    """
+    return min(1.0, max(0.0, (plan.buffer_floats / room - KEPT) / (1 - KEPT)))
+
+
 def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, float]:
     """(cycles of one thread, floats that it copies for one image)."""
     summed, lanes = plan.sizes[plan.shape.summed], plan.lanes
@@ -172,7 +181,7 @@ def _traffic(
         rate = 1e9 * machine.bandwidth_gbps(number + 1, threads) / threads / 4
         inputs = copied if copied + written + weights > room else 0.0
         outputs = written if inputs else 0.0
-        again = near if number == 0 or plan.buffer_floats > room else 0.0
+        again = near * (_missed(plan, room) if number else 1.0)
         if number and weights > room:
             again += weights * blocks
         exposed = k.exposed[min(number, len(k.exposed) - 1)] * (1 if number else STREAMED)

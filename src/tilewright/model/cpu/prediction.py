@@ -98,18 +98,24 @@ def bound_times(flops: float, moved: float, machine: Machine, threads: int) -> d
 
 def direct_prediction(
     group: Group, machine: Machine, threads: int, inside: tuple[float, float, float],
-    boundaries: tuple[Boundary, ...],
+    boundaries: tuple[Boundary, ...], wasted: float = 0.0,
 ) -> Prediction:  # fmt: skip
     """What a kernel that computes every product takes: seconds `inside` the cores (micro-kernels,
     copies, stores), those of all boundaries but the first, which is part of them, and the fork.
+
+    wasted   bytes that come from memory beside those that every kernel moves
     """
     compute, pack, store = inside
     fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
     total = (compute + store + pack) + sum(b.seconds for b in boundaries[1:]) + fork
     bounds = bound_times(group.flops, group.compulsory_bytes, machine, threads)
     largest = max(bounds, key=lambda name: bounds[name])
+    least = bounds[largest]
+    if wasted:
+        moved = bound_times(0, group.compulsory_bytes + wasted, machine, threads)
+        least = max(least, *moved.values())
     return Prediction(
-        max(total, bounds[largest]), compute, pack, store, fork, boundaries, bounds[largest],
+        max(total, least), compute, pack, store, fork, boundaries, bounds[largest],
         group.flops, group.compulsory_bytes, largest if total < bounds[largest] else '',
     )  # fmt: skip
 

@@ -24,7 +24,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.kernels.cpu.nest import part_extents
-from tilewright.kernels.cpu.schemas.stencil.cover import Rows, Stencil, Strip, gather
+from tilewright.kernels.cpu.schemas.stencil.cover import (
+    Rows,
+    Stencil,
+    Strip,
+    crossed,
+    gather,
+)
 from tilewright.kernels.cpu.schemas.stencil.plan import QUAD, StencilPlan, plan_stencil
 from tilewright.machine.constants import COMMON, TimeConstants
 from tilewright.machine.isa import ISAS, Isa
@@ -99,11 +105,13 @@ def _tile(
     terms = sum(y is not None for line in rows.reads for y in line)
     # Without multiply-adds by lane every weight is broadcast by a load of its own.
     weights = 0 if isa.by_lane else terms * len(shape.across.taps)
+    accumulators = rows.count * len(strip.starts)
+    turned = accumulators if crossed(isa, len(strip.reads[0][0]), shape.across.step) else 0
     return Work(
         terms * taps,
         len(used) * loads + weights,
-        len(used) * shuffles,
-        rows.count * len(strip.starts),
+        len(used) * shuffles + turned,
+        accumulators,
         len(used) + rows.count,
     )
 

@@ -14,7 +14,7 @@ from tilewright.kernels.cpu.contraction import contract
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.operand import reads_outside
 from tilewright.kernels.cpu.schemas.channelwise.plan import channelwise_choices
-from tilewright.kernels.cpu.schemas.dot.plan import why_no_tiles
+from tilewright.kernels.cpu.schemas.dot.plan import ROWS, has_rows, why_no_tiles
 from tilewright.kernels.cpu.space import CACHE_LEVELS
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
@@ -22,7 +22,7 @@ from tilewright.model.cpu.dot_time import predict_dot
 from tilewright.model.cpu.roofline import predict_work
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
-from tilewright.ops.integer import IN_BYTES, Words, factors, in_words
+from tilewright.ops.integer import IN_BYTES, Words, factors, in_rows, in_words
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
 from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import Candidate
@@ -32,6 +32,9 @@ from tilewright.search.cpu.rank_tile_rows import rank_tile_rows
 ALIKE = 8  # schedules of which the one that reads weights least often is taken,
 NEAR = 1.03  # where their times are predicted so near to each other
 COPY_CYCLES = 5  # of a pixel that is copied
+
+# Words, the machine as they see it, their dtype, whether numbers stay as they are, options.
+Way = tuple[Words, Machine, str, bool, tuple[tuple[str, int], ...]]
 
 
 def rank_dot(
@@ -43,12 +46,16 @@ def rank_dot(
     if dot is None or form is None:
         return ()
     image = group.tensor(factors(group)[0].tensor).dtype
-    ways = [(form, machine.in_words(), dot.dtype, dot.products != IN_BYTES or image == dot.dtype)]
+    same = dot.products != IN_BYTES or image == dot.dtype
+    ways: list[Way] = [(form, machine.in_words(), dot.dtype, same, ())]
+    rows = in_rows(flat, dot.products) if has_rows(dot) else None
+    if rows:
+        ways.append((rows, machine.in_words(), dot.dtype, False, ((ROWS, 1),)))
     tiles = in_words(flat, IN_BYTES) if machine.tiles else None
     if tiles and not why_no_tiles(tiles):
-        ways.append((tiles, machine.in_tiles(image), image, True))
+        ways.append((tiles, machine.in_tiles(image), image, True, ()))
     made = []
-    for form, seen, dtype, same in ways:
+    for form, seen, dtype, same, options in ways:
         by_rows = bool(ISAS[seen.isa].rows) and form.in_place
         rows = rank_tile_rows(form.group, seen, threads)[:top] if by_rows else []
         for schedule in rows:
@@ -60,6 +67,7 @@ def rank_dot(
             stays = same and form.in_place and not reads_outside(form.group, contraction)
             schedule = replace(
                 candidate.schedule, schema='dot', dtype=dtype, accumulation='i32',
+                isa=seen.isa if ISAS[seen.isa].rows else machine.isa, options=options,
                 pack='' if stays else CACHE_LEVELS[min(1, len(machine.caches) - 1)],
             )  # fmt: skip
             prediction = predict_dot(flat, schedule, machine)

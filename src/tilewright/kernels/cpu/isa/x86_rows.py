@@ -12,9 +12,9 @@ that for each of `count` channels, each of `rows` rows of a window and each of i
 with `a` moving behind the weights that it has read, `b` by `row` floats from one row of a window to
 the next and by `channel` floats from one channel to the next. A weight is broadcast, pixels are
 loaded as they lie: sums are results of neighbouring pixels, which need no transposition and no
-buffer on their way into rows of the result. `bias` is added, one for each k, then `more`, which
-lies as results do; limits cut off; then k's results are stored `pitch` floats apart, of vectors in
-`ends` the first `lanes` alone.
+buffer on their way into rows of the result. `bias` is added, one for each k (sums of AVX2 begin
+with it), then `more`, which lies as results do; limits cut off; then k's results are stored `pitch`
+floats apart, of vectors in `ends` the first `lanes` alone.
 
 Kernels that look `ahead` ask for a line behind `next` with every UNROLL channels: weights that the
 next tile of channels will read come from afar, and tiles of pixels share in asking for them.
@@ -87,6 +87,12 @@ def emit(kernel: RowKernel) -> str:
     spare = [register(n) for n in range(sums + vectors, isa.registers)]
     clear = 'vpxord' if wide else 'vxorps'
     lines = [f'{clear} {register(n)}, {register(n)}, {register(n)}' for n in range(sums)]
+    if kernel.bias and not wide:  # what sums begin with; nothing waits for it behind them
+        lines = []
+        for k in range(kernel.channels):
+            first = register(k * vectors)
+            lines.append(f'vbroadcastss {4 * k}(%[bias]), {first}')
+            lines += [f'vmovaps {first}, {register(k * vectors + v)}' for v in range(1, vectors)]
     embedded = wide and vectors <= EMBEDDED_VECTORS
     turn = 0
 
@@ -126,7 +132,11 @@ def emit(kernel: RowKernel) -> str:
             lines += [f'sub ${UNROLL}, %[count]', 'jge 6b', '5:', f'add ${UNROLL}, %[count]']
         lines += ['test %[count], %[count]', 'jz 4f', '.p2align 4', '3:', *iteration(1)]
         lines += [f'add ${4 * kernel.channel}, %[b]', 'dec %[count]', 'jnz 3b', '4:']
-    lines += _finish(kernel, [pixels, spare], wide)
+    if wide:
+        lines += _finish(kernel, [pixels, spare], wide)
+    else:
+        lines += [f'cmp ${lanes}, %[lanes]', 'jne 7f', *_finish(kernel, [pixels, spare], wide)]
+        lines += ['jmp 8f', '7:', *_finish(kernel, [pixels, spare], wide, cut=True), '8:']
     lines.append('vzeroupper')
     clobbers = [f'xmm{i}' for i in range(isa.registers)] + (['k1'] if wide else [])
     clobbers += ['cc', 'memory']
@@ -135,7 +145,7 @@ def emit(kernel: RowKernel) -> str:
     operands += ', [next] "+r"(next)' if kernel.ahead else ''
     inputs = '[out] "r"(out)' + (', [bias] "r"(bias)' if kernel.bias else '')
     inputs += ', [more] "r"(more)' if kernel.more else ''
-    inputs += ', [mask] "r"(mask)'
+    inputs += ', [mask] "r"(mask)' + ('' if wide else ', [lanes] "r"(lanes)')
     body = ['long left;'] if kernel.rows > 1 else []
     if wide:
         body.append('const unsigned mask = (1u << lanes) - 1;')
@@ -153,22 +163,29 @@ def emit(kernel: RowKernel) -> str:
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 
 
-def _finish(kernel: RowKernel, free: list[list[str]], wide: bool) -> list[str]:
-    """Bias, what else is added, limits, stores; registers in `free` hold nothing any more."""
+def _finish(
+    kernel: RowKernel, free: list[list[str]], wide: bool, cut: bool = False
+) -> list[str]:  # fmt: skip
+    """Bias, what else is added, limits, stores; registers in `free` hold nothing any more.
+
+    `cut`: AVX2's vectors in `ends` are not whole. Masked stores are for those alone, since Zen
+    takes 12 cycles for each.
+    """
     name, vectors = '%%zmm' if wide else '%%ymm', len(kernel.vectors)
     left = [register for group in free for register in group]
-    mask, lines = '%%k1', ['kmovw %[mask], %%k1']
-    if not wide:
+    mask, lines = '%%k1', ['kmovw %[mask], %%k1'] if wide else []
+    if cut:
         mask = left.pop()
         lines = [f'vmovups (%[mask]), {mask}']
     held = left.pop()
 
     def each(k: int):
         for v, place in enumerate(kernel.places):
-            yield 4 * (k * kernel.pitch + place), f'{name}{k * vectors + v}', v in kernel.ends
+            end = v in kernel.ends and (wide or cut)
+            yield 4 * (k * kernel.pitch + place), f'{name}{k * vectors + v}', end
 
     for k in range(kernel.channels):
-        if kernel.bias:
+        if kernel.bias and wide:
             lines.append(f'vbroadcastss {4 * k}(%[bias]), {held}')
             lines += [f'vaddps {held}, {sums}, {sums}' for _, sums, _ in each(k)]
         for place, sums, end in each(k) if kernel.more else ():

@@ -24,12 +24,13 @@ from tilewright.kernels.cpu.nest import every, part_extents, tile_sets
 from tilewright.kernels.cpu.operand import ROW_FLOATS, Split, packed_tile
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.outer.plan import OuterPlan
-from tilewright.kernels.cpu.schemas.stencil.code import IN_ORDER, vector_text
+from tilewright.kernels.cpu.schemas.stencil.code import IN_ORDER, in_order, vector_text
 from tilewright.kernels.cpu.schemas.stencil.cover import (
     Axis,
     Stencil,
     Strip,
     bounded,
+    crossed,
     every_end,
     first_read,
     inner_strip,
@@ -64,6 +65,7 @@ class SlidingPlan:
     plane   floats between channels of what is read, where that is a region of one image (expand.py)
     single  one block of rows is all that a tile has
     behind  a C statement behind every plane, that knows its position along each outer axis
+    crossed whether lanes of sums are in another order (stencil/cover.py)
     """
 
     part: Group
@@ -77,6 +79,7 @@ class SlidingPlan:
     every_height: bool = False
     single: bool = False
     behind: str = ''
+    crossed: bool = False
 
     @property
     def rows(self) -> int:
@@ -175,6 +178,7 @@ def plan_sliding(part: Group, p: OuterPlan) -> SlidingPlan:
     return SlidingPlan(
         part, shape, lanes, tuple(sorted(counts)), strips, splits, epilogue,
         every_height=row in varying, single=row not in varying and max(heights) <= rows,
+        crossed=crossed(ISAS[p.schedule.isa], lanes, shape.across.step),
     )  # fmt: skip
 
 
@@ -205,6 +209,7 @@ def plan_planes(part: Group, isa: str, lanes: int, heights: set[int], rows: int)
     return SlidingPlan(
         part, shape, lanes, tuple(sorted(counts)), cover_strips(axis, lanes, width, 0),
         tuple(splits), plan_vector_epilogue(part), single=max(heights) <= rows,
+        crossed=crossed(ISAS[isa], lanes, axis.step),
     )  # fmt: skip
 
 
@@ -420,7 +425,9 @@ def _write_strip(
                     continue
                 name = f'x{number}_{tap}_{v}'
                 row = total([f'r{number}', column])
-                text = vector_text(vector[tap], shape.across.step, strip.extent, row)
+                text = vector_text(
+                    vector[tap], shape.across.step, strip.extent, row, plan.crossed
+                )  # fmt: skip
                 writer.line(f'const row_v {name} = {text};')
                 for i, t in meets:
                     term = f'{name} * {weights[t * len(shape.across.taps) + tap]}'
@@ -432,6 +439,8 @@ def _write_strip(
             inside = start - (strip.start if strip.fixed else 0)
             place = total([f't{i}', moving, str(fixed + inside)])
             value = f's{i}_{v}' if (i, v) in started else 'zero_v'
+            if plan.crossed and value != 'zero_v':
+                value = in_order(value)
             if plan.epilogue.expression != 'value':
                 writer.open('')
                 writer.line(f'const row_v value = {value};')

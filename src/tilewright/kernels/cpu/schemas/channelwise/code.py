@@ -10,6 +10,8 @@ Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of ker
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.bounded import NEAR, START, write_near
 from tilewright.kernels.cpu.expression import C_TYPES
@@ -17,13 +19,14 @@ from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.isa.words import words_dot
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import access_strides
+from tilewright.kernels.cpu.schemas.channelwise import paired
 from tilewright.kernels.cpu.schemas.channelwise.interleaved import write_neon_tiles
-from tilewright.kernels.cpu.schemas.channelwise.plan import ChannelwisePlan
+from tilewright.kernels.cpu.schemas.channelwise.plan import PAIR, ChannelwisePlan
 from tilewright.kernels.cpu.schemas.channelwise.unpacked import ORDER, write_tiles
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
-from tilewright.ops.integer import factors
+from tilewright.ops.integer import IN_BYTES, factors
 
 
 def generate(p: ChannelwisePlan) -> str:
@@ -32,14 +35,27 @@ def generate(p: ChannelwisePlan) -> str:
     abi.write_head(writer, p.group, p.schedule)
     writer.line('#include <stdint.h>')
     if p.vector:
-        neon = ISAS[p.schedule.isa].arch == 'aarch64'
-        writer.line('#define CHANNEL(at) (at)' if neon else ORDER)
-        (write_neon_tiles if neon else write_tiles)(writer, p)
+        (channel, place), write = _in_registers(p)
+        writer.line(f'#define CHANNEL(at) {channel}')
+        if place != channel:
+            writer.line(f'#define PLACE(at) {place}')
+        write(writer, p)
     else:
         _write_functions(writer, p)
     _write_packing(writer, p)
     _write_part(writer, p)
     return writer.text()
+
+
+def _in_registers(
+    p: ChannelwisePlan,
+) -> tuple[tuple[str, str], Callable[[Writer, ChannelwisePlan], None]]:
+    """What writes tiles that make words in registers; the channel of a chunk whose number stands at
+    a place `at` of it, and the place of a channel.
+    """
+    if ISAS[p.schedule.isa].arch == 'aarch64':
+        return ('(at)', '(at)'), write_neon_tiles
+    return (paired.ORDER, paired.write_tiles) if p.products == PAIR else (ORDER, write_tiles)
 
 
 def _write_functions(writer: Writer, p: ChannelwisePlan) -> None:
@@ -60,7 +76,7 @@ def _write_functions(writer: Writer, p: ChannelwisePlan) -> None:
 def _places(p: ChannelwisePlan) -> tuple[dict[str, int], int]:
     """Where constants lie, in floats, words of weights first; and floats of all."""
     weights = factors(p.group)[1].tensor
-    places, offset = {weights: 0}, abi.aligned(p.word_rows * p.across.taps * p.channels)
+    places, offset = {weights: 0}, abi.aligned(len(p.terms) * p.channels)
     floats = {t.name: -(-t.bytes // 4) for t in p.group.with_role('constant')}
     floats |= {MOVED: p.channels} if p.flips else {}
     floats |= {START: p.channels, NEAR: 1} if p.near else {}
@@ -77,7 +93,9 @@ def _places(p: ChannelwisePlan) -> tuple[dict[str, int], int]:
 
 def _place(p: ChannelwisePlan) -> str:
     """Where the number of channel `lane` lies."""
-    return f'lane / {p.chunk} * {p.chunk} + CHANNEL(lane % {p.chunk})'
+    channel, place = _in_registers(p)[0]
+    name = 'CHANNEL' if place == channel else 'PLACE'
+    return f'lane / {p.chunk} * {p.chunk} + {name}(lane % {p.chunk})'
 
 
 def _row_floats(p: ChannelwisePlan) -> int:
@@ -163,14 +181,18 @@ def _write_packing(writer: Writer, p: ChannelwisePlan) -> None:
     writer.line(f'{kind} *to = ({kind} *)packed;')
     if p.vector:
         writer.open(f'for (long first = 0; first < {size}; first += {p.chunk})')
-    writer.open(f'for (long r = 0; r < {p.word_rows}; r++)')
-    writer.open(f'for (long s = 0; s < {p.across.taps}; s++)')
-    lanes = p.chunk if p.vector else p.channels
-    writer.open(f'for (long at = 0; at < {lanes}; at++)')
-    writer.line(f'const long lane = {"first + CHANNEL(at)" if p.vector else "at"};')
-    writer.open(f'for (long tap = r * {p.products}; tap < (r + 1) * {p.products}; tap++)')
-    writer.line(f'*to++ = lane < {size} && tap < {p.down.taps} ? b[{address}] : 0;')
-    writer.close(5 if p.vector else 4)
+    if p.vector and p.products == PAIR:
+        _write_pairs(writer, p, size, address)
+    else:
+        writer.open(f'for (long r = 0; r < {p.word_rows}; r++)')
+        writer.open(f'for (long s = 0; s < {p.across.taps}; s++)')
+        lanes = p.chunk if p.vector else p.channels
+        writer.open(f'for (long at = 0; at < {lanes}; at++)')
+        writer.line(f'const long lane = {"first + CHANNEL(at)" if p.vector else "at"};')
+        writer.open(f'for (long tap = r * {p.products}; tap < (r + 1) * {p.products}; tap++)')
+        writer.line(f'*to++ = lane < {size} && tap < {p.down.taps} ? b[{address}] : 0;')
+        writer.close(4)
+    writer.close(1 if p.vector else 0)
     if p.flips:
         sign = '-' if p.image.dtype == 'i8' else ''
         writer.line(f'int32_t *moved = (int32_t *)(packed + {places[MOVED]});')
@@ -211,6 +233,20 @@ def _write_packing(writer: Writer, p: ChannelwisePlan) -> None:
     writer.line()
     scratch = _row_floats(p) + (0 if p.vector else p.word_rows * p.row_words)
     abi.write_sizes(writer, p.schedule.threads, scratch, floats)
+
+
+def _write_pairs(writer: Writer, p: ChannelwisePlan, size: int, address: str) -> None:
+    """The weights of a chunk, of which the taps of a word may lie side by side."""
+    taps = [(*term, *[(-1, 0)] * (PAIR - len(term))) for term in p.terms]
+    table = ', '.join(f'{{{r}, {s}}}' for term in taps for r, s in term)
+    writer.line(f'static const signed char taps[][2] = {{{table}}};')
+    writer.open(f'for (long term = 0; term < {len(taps)}; term++)')
+    writer.open(f'for (long at = 0; at < {p.chunk}; at++)')
+    writer.line('const long lane = first + CHANNEL(at);')
+    writer.open(f'for (long spot = term * {PAIR}; spot < (term + 1) * {PAIR}; spot++)')
+    writer.line('const long tap = taps[spot][0], s = taps[spot][1];')
+    writer.line(f'*to++ = lane < {size} && tap >= 0 ? b[{address}] : 0;')
+    writer.close(3)
 
 
 def _write_part(writer: Writer, p: ChannelwisePlan) -> None:
@@ -286,7 +322,7 @@ def _write_row(writer: Writer, p: ChannelwisePlan) -> None:
     writer.open(f'for (long first = 0; first < {size}; first += {width})')
     writer.line(f'const long channels = min_long({width}, {size} - first);')
     mask = 'channels'
-    if p.vector and ISAS[p.schedule.isa].arch == 'x86_64':
+    if p.vector and p.products == IN_BYTES and ISAS[p.schedule.isa].arch == 'x86_64':
         mask = 'mask'
         writer.line(f'const __mmask64 mask = -1ull >> ({p.chunk} - channels);')
     tail = across.size % pixels
@@ -299,7 +335,7 @@ def _write_row(writer: Writer, p: ChannelwisePlan) -> None:
         to = f'({C_TYPES[p.group.output.dtype]} *)args->out + {out}'
         given = f'words + {at}, weights + first, {to}, channels{operands}'
         if p.vector:
-            place = f'weights + first * {p.word_rows * across.taps}'
+            place = f'weights + first * {len(p.terms)}'
             given = f'rows, {at}, {place}, {to}, {mask}{operands}'
         writer.line(f'tile_{count}({given});')
         writer.close()

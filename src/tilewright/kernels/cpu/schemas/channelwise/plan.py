@@ -31,6 +31,7 @@ from tilewright.ops.stage import Affine
 from tilewright.schedule.schedule import Level, Schedule
 
 TILES = ((4, 4), (4, 2), (4, 1), (2, 2))  # pixels, vectors
+PAIR = 2  # numbers in a word of 16-bit numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class ChannelwisePlan:
     products: int
     flips: bool
     epilogue: Epilogue
-    vector: WholeValue | None = None  # where tiles interleave bytes in registers (unpacked.py)
+    vector: WholeValue | None = None  # where tiles make words in registers (unpacked.py, ..)
     near: NearValue | None = None  # what follows sums that are small as weights are packed
 
     @property
@@ -76,6 +77,25 @@ class ChannelwisePlan:
     @property
     def image(self) -> Tensor:
         return self.group.tensor(factors(self.group)[0].tensor)
+
+    @property
+    def terms(self) -> list[tuple[tuple[int, int], ...]]:
+        """The taps of every word that a window has, (row, column) of each: those below each other;
+        where registers make pairs, what is left of an odd number of rows are pairs side by side.
+        """
+        taps, rows = self.across.taps, range(0, self.down.taps, self.products)
+        pairs = self.vector is not None and self.products == PAIR
+        if not pairs or self.down.taps % PAIR == 0:
+            return [
+                tuple((r, s) for r in range(first, min(first + self.products, self.down.taps)))
+                for first in rows for s in range(taps)
+            ]  # fmt: skip
+        below = [((r, s), (r + 1, s)) for r in rows[:-1] for s in range(taps)]
+        last = self.down.taps - 1
+        return below + [
+            tuple((last, s) for s in range(first, min(first + PAIR, taps)))
+            for first in range(0, taps, PAIR)
+        ]
 
     @property
     def chunk(self) -> int:
@@ -195,8 +215,9 @@ def plan_channelwise(group: Group, schedule: Schedule) -> ChannelwisePlan:
 
 
 def interleaves(isa: str, dtype: str) -> bool:
-    """Whether tiles make words of four bytes in registers (unpacked.py)."""
-    return (ISAS[isa].arch, ISAS[isa].lanes, dtype) in (('x86_64', 16, 'u8'), ('aarch64', 4, 'i8'))
+    """Whether tiles make words in registers (unpacked.py, paired.py, interleaved.py)."""
+    ways = (('x86_64', 16, 'u8'), ('x86_64', 8, 'i16'), ('aarch64', 4, 'i8'))
+    return (ISAS[isa].arch, ISAS[isa].lanes, dtype) in ways
 
 
 def channelwise_choices(group: Group, isa: str, dtype: str, threads: int) -> Iterator[Schedule]:

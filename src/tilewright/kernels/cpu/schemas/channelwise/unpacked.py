@@ -21,7 +21,8 @@ from tilewright.kernels.cpu.writer import Writer
 
 # The channel of a chunk whose number stands at a place of it, and the place of a channel: a 4 x 4
 # matrix of fours is transposed, which undoes itself.
-ORDER = '#define CHANNEL(at) ((at) / 4 % 4 * 16 + (at) / 16 * 4 + (at) % 4)'
+_TURNED = '((at) / 4 % 4 * 16 + (at) / 16 * 4 + (at) % 4)'
+ORDER = (_TURNED, _TURNED)
 
 
 def write_tiles(writer: Writer, p: ChannelwisePlan) -> None:

@@ -22,7 +22,7 @@ from tilewright.kernels.cpu.schemas.outer.code import write_kernels, write_nest
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 from tilewright.ops.dtypes import DTYPES
-from tilewright.ops.integer import IN_BYTES, factors
+from tilewright.ops.integer import IN_BYTES, Row, factors
 
 
 def generate(p: DotPlan) -> str:
@@ -46,6 +46,9 @@ def _write_pack(writer: Writer, p: DotPlan) -> None:
     """pack_tile: every pixel's channels, a row of words."""
     image = p.image
     flip = f' ^ {128 if image.dtype == "i8" else -128}' if p.flips else ''
+    if p.form.row:
+        _write_columns(writer, p, p.form.row)
+        return
     if _in_rows(p):
         _write_word_rows(writer, p, flip)
         return
@@ -146,6 +149,42 @@ def _write_word_rows(writer: Writer, p: DotPlan, flip: str) -> None:
     writer.line()
 
 
+def _write_columns(writer: Writer, p: DotPlan, row: Row) -> None:
+    """pack_tile for words of rows: all channels of a column, then those of the next."""
+    image, axis, channels = p.image, p.form.axis, row.channels
+    kind, size, pad = C_TYPES[image.dtype], image.shape[axis], _pad(p)
+    step, apart = image.strides[axis], image.strides[row.channel_axis]
+    writer.open(
+        f'static inline void copy_row(const {kind} *restrict source, {p.number} *restrict to, '
+        f'long from, long words, int inside)'
+    )
+    # The last column may reach into the next row, which is copied behind this one.
+    writer.line(f'const long count = (words * {p.products} + {channels - 1}) / {channels};')
+    writer.line(f'const long first = from * {p.products} / {channels} - {row.before};')
+    writer.line('const long low = inside ? min_long(count, max_long(0, -first)) : count;')
+    writer.line(f'const long high = max_long(low, min_long(count, {size} - first));')
+    for begin, end in (('0', 'low'), ('high', 'count')):
+        writer.line(f'for (long i = {begin} * {channels}; i < {end} * {channels}; i++)')
+        writer.line(f'    to[i] = {pad};')
+    writer.line(f'const {kind} *restrict s = source + {scaled("(first + low)", step)};')
+    writer.line(f'to += low * {channels};')
+    writer.open('for (long x = 0; x < high - low; x++)')
+    for i in range(channels):
+        place = total([scaled('x', step), str(i * apart)])
+        writer.line(f'to[{channels} * x + {i}] = s[{place}];')
+    writer.close(2)
+    writer.line()
+    writer.open(
+        f'static void pack_tile(const {kind} *restrict source, float *restrict buffer, '
+        f'const long *from, const long *extent)'
+    )
+    _, places, line = operand.open_rows(writer, p.words.operand, image)
+    to = f'({p.number} *)(buffer + {total(places)})'
+    writer.line(f'copy_row(source + ({line}), {to}, from[{axis}], extent[{axis}], inside);')
+    writer.close(writer.depth)
+    writer.line()
+
+
 def _pad(p: DotPlan) -> int:
     """What stands outside the image, as words hold it."""
     pad = int(p.group.main.pad_value)
@@ -197,7 +236,12 @@ def write_weights(writer: Writer, p: DotPlan) -> None:
     sizes, names = p.group.main.sizes, [t.name for t in p.group.with_role('constant')]
     strides, const = access_strides(p.group, factors(p.group)[1])
     places, floats = constant_places(p)
-    inside = f'{c.vector} < {panels.size} && number < {sizes[p.form.dim]}'
+    row, terms = p.form.row, {p.form.dim: 'number'}
+    numbers = sizes[p.form.dim]
+    if row:
+        numbers = row.taps * row.channels
+        terms = {p.form.dim: f'(number % {row.channels})', row.tap: f'(number / {row.channels})'}
+    inside = f'{c.vector} < {panels.size} && number < {numbers}'
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     source = f'constants[{names.index(p.weights.name)}]'
     kind = p.weight if p.halves else 'int8_t'
@@ -230,7 +274,7 @@ def write_weights(writer: Writer, p: DotPlan) -> None:
     if not p.apart:
         writer.open(f'for (long spot = 0; spot < {p.products}; spot++)')
     writer.line(f'const long number = {p.form.dim} * {p.products} + spot;')
-    steps = [scaled('number' if d == p.form.dim else d, s) for d, s in strides.items()]
+    steps = [scaled(terms.get(d, d), s) for d, s in strides.items()]
     address = total([*steps, str(const)])
     writer.line(f'*to++ = {inside} ? b[{address}] : 0;')
     writer.close(3 + loops + len(p.words.loose))

@@ -26,14 +26,22 @@ from tilewright.kernels.cpu.schemas.outer.plan import Ahead, OuterPlan, plan_out
 from tilewright.kernels.cpu.schemas.outer.space import draw_outer
 from tilewright.kernels.cpu.schemas.outer.words import outer_lines
 from tilewright.kernels.cpu.whole_vectors import BITS, WholeValue, vector_value
-from tilewright.machine.isa import ISAS
+from tilewright.machine.isa import ISAS, Dot
 from tilewright.ops.dtypes import HALVES
 from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group, Tensor
-from tilewright.ops.integer import Words, factors, in_words, is_integer_products
+from tilewright.ops.integer import (
+    IN_BYTES,
+    Words,
+    factors,
+    in_rows,
+    in_words,
+    is_integer_products,
+)
 from tilewright.ops.parts import parts
 from tilewright.schedule.schedule import Schedule
 
+ROWS = 'rows'  # the option: words hold all channels of neighbouring columns (`in_rows`)
 MOVED = '@moved'  # what numbers that were moved by 128 add to every sum of a channel
 SUMS = 'sum_t'  # an i32 that may lie where floats are declared
 
@@ -111,12 +119,23 @@ def why_not(group: Group) -> str:
 def words_of(group: Group, schedule: Schedule) -> Words:
     """The group in the words of a schedule's instruction set."""
     dot = ISAS[schedule.isa].dot(schedule.dtype)
-    form = in_words(group, dot.products) if dot else None
+    form = None
+    if dot and dict(schedule.options).get(ROWS):
+        form = in_rows(group, dot.products) if has_rows(dot) else None
+    elif dot:
+        form = in_words(group, dot.products)
     if form is None:
         raise ScheduleError(
             f'{group.label}: {schedule.isa} has no products of {schedule.dtype} for it'
         )
     return form
+
+
+def has_rows(dot: Dot) -> bool:
+    """Whether micro-kernels read columns of any step where they lie: those that broadcast each
+    pixel, of words that are copied anyway.
+    """
+    return dot.scratch > 0 and dot.products != IN_BYTES
 
 
 def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
@@ -133,11 +152,11 @@ def plan_dot(group: Group, schedule: Schedule) -> DotPlan:
     if schedule.pack:
         tile = operand.packed_tile(schedule, part_extents(form.group.main, schedule))
         source = operand.buffered(
-            words.contraction, tile, form.dim, {}, unit=1, phases=not words.deep
+            words.contraction, tile, form.dim, {}, unit=1, phases=not (words.deep or dot.scratch)
         )
         words = replace(words, operand=source)
         axis = form.group.tensor(words.contraction.a.tensor).shape[form.axis]
-        whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis
+        whole = tile[form.dim] == form.group.main.sizes[form.dim] == axis and not form.row
     image = group.tensor(factors(group)[0].tensor)
     flips = dot.products == 4 and image.dtype != dot.dtype
     if flips and not schedule.pack:
@@ -242,13 +261,15 @@ def draw_dot(
     if why_not(group):
         return None
     dot = random.choice(ISAS[isa].dots)
-    form = in_words(group, dot.products)
+    form, options = in_words(group, dot.products), ()
+    if has_rows(dot) and in_rows(group, dot.products) and random.random() < 0.5:
+        form, options = in_rows(group, dot.products), ((ROWS, 1),)
     if form is None or (ISAS[isa].rows and why_no_tiles(form)):
         return None
     drawn = draw_outer(form.group, isa, random, levels, most_threads)
     if drawn is None:
         return None
-    made = replace(drawn, schema='dot', dtype=dot.dtype, accumulation='i32')
+    made = replace(drawn, schema='dot', dtype=dot.dtype, accumulation='i32', options=options)
     flips = dot.products == 4 and group.tensor(factors(group)[0].tensor).dtype != dot.dtype
     if not made.pack and (flips or not form.in_place):
         made = replace(made, pack=made.levels[-1].name)

@@ -20,11 +20,27 @@ from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 from tilewright.ops.stage import COMBINERS, Affine, read
 
+# Every other of sixteen elements, in the order of a shuffle that stays inside the halves of both
+# vectors, and what puts the result of several of them in order.
+_HALVES = (0, 2, 8, 10, 4, 6, 12, 14)
+_JOINED = (0, 1, 4, 5, 2, 3, 6, 7)
 MOST_TAPS = 16
 MOST_COLUMNS = 4096  # of a buffer on the stack
 
 _COMBINERS = ('sum', 'max', 'min')
-_NEON = {'max': 'vmaxq_f32(a, b)', 'min': 'vminq_f32(a, b)'}
+# (combiner, lanes) -> (the macro of who has it, how two vectors are joined there). On x86 both give
+# their second operand where one is NaN, so that a NaN of `a` stays, and one of `b` is put back.
+_NATIVE = {
+    ('max', 4): ('__ARM_NEON', 'vmaxq_f32(a, b)'),
+    ('min', 4): ('__ARM_NEON', 'vminq_f32(a, b)'),
+    **{
+        (name, 8): (
+            '__AVX__',
+            f'_mm256_blendv_ps(_mm256_{name}_ps(b, a), b, _mm256_cmp_ps(b, b, _CMP_UNORD_Q))',
+        )
+        for name in ('max', 'min')
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +161,20 @@ def write_functions(writer: Writer, combiner: str, lanes: int, made: Sliding) ->
     text = '\n'.join(writer.lines)
     if f'typedef float {vector} ' not in text:
         size = f'vector_size({4 * lanes}), aligned(4), may_alias'
-        writer.line('#ifdef __ARM_NEON')
+        writer.line('#if defined(__ARM_NEON)')
         writer.line('#include <arm_neon.h>')
+        writer.line('#elif defined(__AVX__)')
+        writer.line('#include <immintrin.h>')
         writer.line('#endif')
         writer.line(f'typedef float {vector} __attribute__(({size}));')
         writer.line(f'typedef int32_t {ints} __attribute__(({size}));')
         writer.line()
     if f'join_{mark}(' not in text:
         writer.open(f'{INLINE} {vector} join_{mark}({vector} a, {vector} b)')
-        native = lanes == 4 and combiner in _NEON
+        native = _NATIVE.get((combiner, lanes))
         if native:
-            writer.line('#ifdef __ARM_NEON')
-            writer.line(f'return {_NEON[combiner]};')
+            writer.line(f'#ifdef {native[0]}')
+            writer.line(f'return {native[1]};')
             writer.line('#else')
         if combiner == 'sum':
             writer.line('return a + b;')
@@ -204,19 +222,27 @@ def _write_taps(
     writer.line(f'const long x = min_long(at, length - {lanes});')
     writer.line(f'const float *p = from + {scaled("x", across.step)};')
 
+    halves = across.step == 2 and lanes == 8
+
     def load(tap: int) -> str:
         place = tap * across.dilation
         if across.step == 1:
             return f'*(const {vector} *)(p + {place})'
         if across.step == 2:
-            chosen = ', '.join(str(2 * i) for i in range(lanes))
-            low, high = (f'*(const {vector} *)(p + {place + o})' for o in (0, lanes))
+            first = place % 2 if halves else 0
+            chosen = ', '.join(
+                str(i + first) for i in (_HALVES if halves else range(0, 2 * lanes, 2))
+            )
+            low, high = (f'*(const {vector} *)(p + {place - first + o})' for o in (0, lanes))
             return f'__builtin_shufflevector({low}, {high}, {chosen})'
         return f'({vector}){{{", ".join(f"p[{place + i * across.step}]" for i in range(lanes))}}}'
 
     writer.line(f'{vector} value = {load(0)};')
     for tap in range(1, across.taps):
         writer.line(f'value = join_{mark}(value, {load(tap)});')
+    if halves:
+        order = ', '.join(map(str, _JOINED))
+        writer.line(f'value = __builtin_shufflevector(value, value, {order});')
     writer.line(f'*({vector} *)(to + x) = value;')
     writer.close(2)
     writer.line()

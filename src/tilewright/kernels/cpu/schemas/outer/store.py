@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tilewright.kernels.cpu import whole_avx2
 from tilewright.kernels.cpu.expression import C_TYPES
 from tilewright.kernels.cpu.half_vectors import HalfValue
 from tilewright.kernels.cpu.operand import LINE_FLOATS
@@ -243,6 +244,8 @@ def write_whole_vectors(writer: Writer, p: OuterPlan, value: WholeValue) -> None
     writer.line(f'put_{value.dtype}(out, {value.made(last=True)}, count);')
     writer.close()
     writer.line()
+    if _narrows_on_avx2(p):
+        whole_avx2.write_rounded(writer, value, operands, vector)
     if not stores_fours(p.panels.vectors, p.panels.lanes, value):
         return
     write_four(writer, value)
@@ -271,6 +274,12 @@ def write_whole_vectors(writer: Writer, p: OuterPlan, value: WholeValue) -> None
         writer.line()
 
 
+def _narrows_on_avx2(p: OuterPlan) -> bool:
+    """Whether vectors of a tile are narrowed four at once, whichever pixels they belong to."""
+    lanes = whole_avx2.LANES
+    return p.panels.lanes == lanes and isinstance(p.whole, WholeValue) and p.whole.in_fours
+
+
 def stores_fours(vectors: int, lanes: int, value: WholeValue | HalfValue) -> bool:
     """Whether so many vectors of a pixel, two to four, are narrowed and stored at once."""
     return value.in_fours and lanes == 16 and 2 <= vectors <= 4
@@ -286,6 +295,14 @@ def _write_whole_stores(
     cut = width - lanes < last < width
     for tail in (True, False) if cut else (False,):
         writer.open(f'if (lanes < {width})' if tail else '')
+        if _narrows_on_avx2(p):
+            count = last - (vectors - 1) * lanes if tail else lanes
+            stored = _stored_vectors(p, points, strides, run, (vectors, count))
+            writer.lines += [f'        {line}' for line in whole_avx2.store_lines(stored)]
+            if tail:
+                writer.line('return;')
+            writer.close()
+            continue
         at_once = fours and vectors > 1
         name, starts = (f'store_{vectors}', [0]) if at_once else ('store_vector', range(vectors))
         for v, at in itertools.product(starts, points):
@@ -304,6 +321,30 @@ def _write_whole_stores(
         if tail:
             writer.line('return;')
         writer.close()
+
+
+def _stored_vectors(
+    p: OuterPlan, points: list[dict[str, int]], strides: Mapping[str, int], run: int,
+    width: tuple[int, int],
+) -> list[whole_avx2.StoredVector]:  # fmt: skip
+    """The vectors of a tile, pixel by pixel; so many for each, and lanes of the last of them."""
+    vectors, count = width
+    lanes, vector, found = p.panels.lanes, p.contraction.vector, []
+    for at, pixel, v in itertools.product(points, range(run), range(vectors)):
+        point = {**at, p.lane: pixel} if p.lane else at
+
+        def place(steps: Mapping[str, int], point: Mapping[str, int] = point) -> int:
+            return sum(steps.get(d, 0) * i for d, i in point.items())
+
+        operands = tuple(
+            f'{item.name} + {place(dict(item.strides)) + v * lanes * item.stride(vector)}'
+            for item in p.epilogue.operands
+        )
+        sums = f'acc + {place(strides) + v * lanes}'
+        to = place(p.out_strides) + v * lanes * p.out_strides.get(vector, 0)
+        valid = count if v + 1 == vectors else lanes
+        found.append(whole_avx2.StoredVector(sums, to, valid, operands))
+    return found
 
 
 def _on_neon(p: OuterPlan) -> bool:

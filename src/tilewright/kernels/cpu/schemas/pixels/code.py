@@ -153,6 +153,15 @@ def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
     for at in range(0, strip, 16):
         writer.line(f'__builtin_prefetch(row + x + {ROWS_AHEAD * pitch + at});')
     writer.close(2)
+    # What is behind the last pixel lies in the rows that follow, and is not stored.
+    followed = channels - -(-(plan.lanes - 1) // pitch)
+    if not front and followed > 0:
+        writer.open(f'if (x < end && c < {followed})')
+        for at in range(0, strip, plan.lanes):
+            test = f'if (x + {at} < end) ' if at else ''
+            writer.line(f'{test}*(row_v *)(to + {at}) = *(const row_v *)(row + x + {at});')
+        writer.line('continue;')
+        writer.close()
     writer.line('if (x < end)')
     writer.line(f'    copy_row(row, to, x, end, {strip}, 1{numbers});')
     writer.close(2)
@@ -332,12 +341,13 @@ def write_nest(
     writer.line(f'const long end = min_long(block + {plan.block}, x_high);')
     writer.lines += [f'{"    " * writer.depth}{line}' for line in fill]
     writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
-    large, each = plan.counts.count(plan.counts[0]), plan.counts[-1]
-    more = plan.counts[0] - each
-    first = f'tile * {each}' + (f' + min_long(tile, {large})' if more else '')
-    writer.line(f'const long k = {first};')
-    channels = f'tile < {large} ? {plan.counts[0]} : {each}' if more else str(each)
-    writer.line(f'const long channels = {channels};')
+    if len(set(plan.counts)) > 1:
+        size = plan.sizes[shape.channels]
+        writer.line(f'const long k = tile * {size} / {tiles};')
+        writer.line(f'const long channels = (tile + 1) * {size} / {tiles} - k;')
+    else:
+        writer.line(f'const long k = tile * {plan.counts[0]};')
+        writer.line(f'const long channels = {plan.counts[0]};')
     writer.line(f'const float *weights = args->packed + k * {floats};')
     if shape.flat:
         _write_flat(writer, plan)

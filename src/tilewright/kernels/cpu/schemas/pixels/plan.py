@@ -197,11 +197,11 @@ class PixelsPlan:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Channels of the register tiles: as even as they can be, larger ones first."""
+        """Channels of the register tiles: as even as they can be, also among threads."""
         size = self.sizes[self.shape.channels]
         tiles = -(-size // self.most)
-        each, more = divmod(size, tiles)
-        return (each + 1,) * more + (each,) * (tiles - more)
+        starts = [tile * size // tiles for tile in range(tiles + 1)]
+        return tuple(end - start for start, end in itertools.pairwise(starts))
 
     @property
     def taps(self) -> int:

@@ -26,7 +26,9 @@ from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.nest import Nest
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.stencil.cover import (
+    CROSSED,
     Columns,
+    Gather,
     Rows,
     Strip,
     gather,
@@ -226,7 +228,9 @@ def _write_sums(
                 row = total([source, str(y * plan.pitch)])
                 if plan.by_pointer:
                     row = total([f'r{y}', source])
-                text = vector_text(vector[tap], shape.across.step, strip.extent, row)
+                text = vector_text(
+                    vector[tap], shape.across.step, strip.extent, row, plan.crossed
+                )  # fmt: skip
                 writer.line(f'const row_v {name} = {text};')
                 for i, t in meets:
                     term = f'{name} * {_weight(plan, t * across + tap)}'
@@ -238,10 +242,16 @@ def _write_sums(
 
 
 @lru_cache(maxsize=1 << 14)
-def vector_text(columns: Columns, step: int, extent: int, row: str) -> str:
-    """The vector of these columns, `step` apart, of an input row of `extent` columns."""
+def vector_text(
+    columns: Columns, step: int, extent: int, row: str, cross: bool = False
+) -> str:  # fmt: skip
+    """The vector of these columns, `step` apart, of an input row of `extent` columns; `cross`: in
+    the order CROSSED.
+    """
     lanes = len(columns)
     how = gather(columns, step, extent)
+    if cross:
+        return _crossed_text(how, row)
     if not how.loads:
         elements = ('0.0f' if c is None else f'({row})[{c}]' for c in columns)
         return f'(row_v){{{", ".join(elements)}}}'
@@ -256,6 +266,37 @@ def vector_text(columns: Columns, step: int, extent: int, row: str) -> str:
         return text
     kept = [None if p is None else i for i, p in enumerate(how.lanes)]
     return _shifted(text, kept, lanes)
+
+
+def _crossed_text(how: Gather, row: str) -> str:
+    """Every other column in the order CROSSED: two loads and one shuffle inside their halves.
+
+    Where lanes are zero, those of the vector inside the row move, and zeros are blended in.
+    """
+    lanes = len(CROSSED)
+    picked = [how.lanes[lane] for lane in CROSSED]
+    if not how.loads:
+        elements = ('0.0f' if p is None else f'({row})[{p[0]}]' for p in picked)
+        return f'(row_v){{{", ".join(elements)}}}'
+    loads = [f'*(const row_v *)({total([row, str(c)])})' for c in how.loads]
+    places = [None if p is None else p[0] * lanes + p[1] for p in picked]
+    both = f'__builtin_shufflevector({loads[0]}, {loads[-1]}, '
+    if None not in places:
+        return f'{both}{", ".join(map(str, places))})'
+    if how.loads[-1] - how.loads[0] == lanes:
+        first = next(place for place in places if place is not None) % 2
+        whole = [first + 2 * lane for lane in CROSSED]
+        moved = [lanes if place is None else whole.index(place) for place in places]
+        text = f'{both}{", ".join(map(str, whole))})'
+    else:
+        moved = [i + lanes * (place is None) for i, place in enumerate(places)]
+        text = f'{both}{", ".join(str(place or 0) for place in places)})'
+    return f'__builtin_shufflevector({text}, zero_v, {", ".join(map(str, moved))})'
+
+
+def in_order(name: str) -> str:
+    """A vector in the order CROSSED, in the order of memory: it is its own inverse."""
+    return f'__builtin_shufflevector({name}, {name}, {", ".join(map(str, CROSSED))})'
 
 
 def _shifted(text: str, picked: list[int | None], lanes: int) -> str:
@@ -281,6 +322,7 @@ def _write_store(
 ) -> None:
     """The epilogue of one accumulator, and its store: all lanes, or the row that is shorter."""
     shape, name = plan.shape, f's{i}_{v}'
+    name = in_order(name) if plan.crossed else name
     down, across = shape.down.name, shape.across.name
 
     def place(down_stride: int, across_stride: int) -> str:
@@ -303,6 +345,9 @@ def _write_store(
     if strip.width == plan.lanes:
         writer.line(f'*(row_v *)({to}) = {name};')
     else:
+        if plan.crossed and name != 'result_v':
+            writer.line(f'const row_v whole{i}_{v} = {name};')
+            name = f'whole{i}_{v}'
         writer.line(f'memcpy({to}, &{name}, {strip.width} * sizeof(float));')
     if plan.epilogue.expression != 'value':
         writer.close()

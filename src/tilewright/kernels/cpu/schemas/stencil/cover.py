@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilewright.errors import ScheduleError
+from tilewright.machine.isa import Isa
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Access, Affine, Stage
 
@@ -447,6 +448,19 @@ def gather(columns: Columns, step: int, extent: int) -> Gather:
     )
     both = any(lane is not None and lane[0] for lane in picked)
     return Gather((start, second) if both else (start,), picked)
+
+
+# Of eight lanes in two halves: columns that a shuffle inside halves brings, of two vectors.
+CROSSED = (0, 1, 4, 5, 2, 3, 6, 7)
+
+
+def crossed(isa: Isa, lanes: int, step: int) -> bool:
+    """Whether sums have their lanes in the order CROSSED until they are stored.
+
+    AVX2 needs two instructions to pick every other column of two vectors, one of which crosses its
+    halves; without that one the lanes of all sums lie in the same other order.
+    """
+    return isa.arch == 'x86_64' and isa.vector_bytes == 32 and lanes == 8 and step == 2
 
 
 def weights_at(shape: Stencil, sizes: Mapping[str, int], padded: int) -> dict[str, int]:

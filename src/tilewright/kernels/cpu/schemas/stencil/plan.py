@@ -19,6 +19,7 @@ from tilewright.kernels.cpu.schemas.stencil.cover import (
     Strip,
     cover_columns,
     cover_rows,
+    crossed,
     every_columns,
     every_rows,
     statements,
@@ -58,6 +59,11 @@ class StencilPlan:
     def padded(self) -> int:
         """Floats of one packed filter: whole registers, so that they can be loaded."""
         return -(-self.shape.taps // QUAD) * QUAD
+
+    @property
+    def crossed(self) -> bool:
+        """Whether lanes of sums are in the order CROSSED (cover.py)."""
+        return crossed(ISAS[self.schedule.isa], self.lanes, self.shape.across.step)
 
     @property
     def pitch(self) -> int:
