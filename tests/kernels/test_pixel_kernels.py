@@ -13,7 +13,7 @@ from sampling import TURNS
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import compiler_flags, generate, planned
-from tilewright.kernels.cpu.isa.x86_rows import RowKernel
+from tilewright.kernels.cpu.isa.x86_rows import RowKernel, emit
 from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.kernels.cpu.schemas.pixels.plan import why_no_pixels
 from tilewright.kernels.cpu.schemas.pixels.space import pixels_choices, pixels_schedule
@@ -128,6 +128,16 @@ def test_channels_are_shared_out_evenly(size):
     assert sum(counts) == size
     assert max(counts) - min(counts) <= 1
     assert len(counts) == -(-size // 9)
+    half = len(counts) // 2
+    assert abs(sum(counts[:half]) - size * half / len(counts)) < 1  # of each of two threads
+
+
+def test_masks_are_for_vectors_that_are_not_whole():
+    """Zen takes twelve cycles for a masked store, so whole vectors of AVX2 have stores without."""
+    kernel = RowKernel('avx2', 3, (0, 8), (0, 8), (1,), (0,), 1, 0, 16, 64, 'rows', True, low=0.0)
+    whole, cut = emit(kernel).split('7:')
+    assert 'vmaskmov' not in whole
+    assert cut.count('vmaskmov') == 3
 
 
 def test_a_stride_keeps_its_columns_apart_and_leaves_out_rows():

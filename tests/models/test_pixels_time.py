@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tilewright.kernels.cpu.schemas.pixels.plan import plan_pixels
 from tilewright.kernels.cpu.schemas.pixels.space import pixels_schedule
 from tilewright.machine.isa import ISAS
 from tilewright.machine.known import known_machine
-from tilewright.model.cpu.pixels_time import predict_pixels, step_cycles
+from tilewright.model.cpu.pixels_time import missed, predict_pixels, step_cycles
 from tilewright.ops.convolution import conv2d
 from tilewright.ops.flatten import flatten
 
@@ -48,6 +49,22 @@ def test_weights_beyond_the_caches_are_read_again_for_every_block():
     weights = 4 * 1024 * 16000
     last = [p.boundaries[-1].bytes for p in (small, large)]
     assert last[0] - last[1] == pytest.approx(2 * weights, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ('name', 'isa', 'block', 'least', 'most'),
+    [
+        ('zen3-2vcpu', 'avx2', 320, 0.0, 0.0),  # 160 KiB in 512
+        ('zen3-2vcpu', 'avx2', 784, 0.3, 0.7),  # 395 KiB
+        ('zen3-2vcpu', 'avx2', 1056, 1.0, 1.0),  # more than there is
+        ('xeon-2vcpu', 'avx512', 1248, 0.0, 0.0),  # 630 KiB in 1024, where such blocks were best
+    ],
+)
+def test_copies_that_nearly_fill_a_cache_are_lost_in_part(name, isa, block, least, most):
+    flat = flatten(conv2d(c=128, h=56, w=56, k=128, r=1, s=1))
+    tile = (6, 1, 2) if isa == 'avx2' else (13, 1, 2)
+    plan = plan_pixels(flat, pixels_schedule(flat, isa, tile, block, (('hw', 2),), 'l2'))
+    assert least <= missed(plan, known_machine(name), 1) <= most
 
 
 def test_half_empty_vectors_cost_as_much_as_full_ones():

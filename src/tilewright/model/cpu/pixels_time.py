@@ -142,11 +142,17 @@ def boundaries_of(
     )
 
 
-def _missed(plan: PixelsPlan, room: float) -> float:
-    """Share of a copy that a cache with `room` for so many floats no longer has when a tile reads
-    it again: what is copied from passes through the cache as well, and results do.
+def missed(plan: PixelsPlan, machine: Machine, number: int) -> float:
+    """Share of a copy that a cache no longer has when a tile reads it again: what is copied from
+    passes through the cache as well, and results do.
+
+    Of a cache as large as it is reported: what a probe found usable may leave out more than that.
     """
-    return min(1.0, max(0.0, (plan.buffer_floats / room - KEPT) / (1 - KEPT)))
+    threads, cache = plan.schedule.threads, machine.caches[number]
+    if 4 * plan.buffer_floats > MARGIN * machine.capacity_bytes(number, threads):
+        return 1.0
+    room = MARGIN * cache.bytes / min(threads, cache.shared_by)
+    return max(0.0, (4 * plan.buffer_floats / room - KEPT) / (1 - KEPT))
 
 
 def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, float]:
@@ -181,7 +187,7 @@ def _traffic(
         rate = 1e9 * machine.bandwidth_gbps(number + 1, threads) / threads / 4
         inputs = copied if copied + written + weights > room else 0.0
         outputs = written if inputs else 0.0
-        again = near * (_missed(plan, room) if number else 1.0)
+        again = near * (missed(plan, machine, number) if number else 1.0)
         if number and weights > room:
             again += weights * blocks
         exposed = k.exposed[min(number, len(k.exposed) - 1)] * (1 if number else STREAMED)
