@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,7 @@ import numpy as np
 import tilewright as tw
 from tilewright import zoo
 from tilewright.fallback.sessions import Session
+from tilewright.report.grid import Grid
 from tilewright_lab.peers.mobile import convert_to_mnn
 
 SAMPLES = 4
@@ -259,6 +260,26 @@ def compared(name: str, path: Path, threads: int, rounds: int, turn_ms: float) -
         'samples_ms': {who: one.samples for who, one in runners.items()},
         'best_peer_over_ours': statistics.median(ratios),
     }  # fmt: skip
+
+
+TITLES = {'ours': 'ours', 'onnxruntime': 'ONNX Runtime', 'openvino': 'OpenVINO', 'mnn': 'MNN'}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Milliseconds of each network, the fastest other over ours, and how many results differ."""
+    who = [name for name in TITLES if any(name in row['ms'] for row in rows)]
+    head = ('network', *(f'{TITLES[name]} ms' for name in who), 'best peer / ours', 'differ')
+    lines = [
+        (
+            row['network'],
+            *(f'{row["ms"][name]:.2f}' if name in row['ms'] else '-' for name in who),
+            f'{row["best_peer_over_ours"]:.2f}', f'{row["differ"]} of {row["results"]}',
+        )
+        for row in rows
+    ]  # fmt: skip
+    mean = statistics.geometric_mean(row['best_peer_over_ours'] for row in rows)
+    lines.append(('geometric mean', *['' for _ in who], f'{mean:.2f}', ''))
+    return Grid(head, tuple(lines)).markdown()
 
 
 def main() -> None:

@@ -22,8 +22,9 @@ and `table6` are figures of the GPU papers (src/tilewright_lab/figures/tables.py
 a folder; `learned-losses`, `-trials`, `-holdouts` and `-transfer` are of learned models
 (figures/learned_tables.py), `training` and those with `training-` before them of training steps
 (figures/training_tables.py). `fuzz` has a row for each run of `python -m tests.fuzz`, of all files
-of a pattern; `overhead`, `shapes` and `tiles` are the tables of overhead.py, benchdnn_shapes.py and
-tile_networks.py. Numbers in tables are so never typed, and a test keeps them that way.
+of a pattern; `overhead`, `shapes`, `tiles` and `integers` are the tables of overhead.py,
+benchdnn_shapes.py, tile_networks.py and integer_networks.py. Numbers in tables are so never typed,
+and a test keeps them that way.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from tilewright_lab.compare.table import grid, kind_grid, table
 from tilewright_lab.figures import half_tables
 from tilewright_lab.figures.figures import Options, figure_of
 from tilewright_lab.figures.tables import FIGURES
-from tilewright_lab.scripts import benchdnn_shapes, overhead, tile_networks
+from tilewright_lab.scripts import benchdnn_shapes, integer_networks, overhead, tile_networks
 
 ROOT = Path(__file__).parents[3]
 PAGES = (
@@ -56,7 +57,7 @@ PAGES = (
 )  # fmt: skip
 SCRIPTS = {
     'overhead': overhead.table, 'shapes': lambda data: benchdnn_shapes.table(data['shapes']),
-    'tiles': tile_networks.table,
+    'tiles': tile_networks.table, 'integers': integer_networks.table,
 }  # fmt: skip
 REPRODUCED = ('deepcuts-speedup', 'deepcuts-generation-time')
 _MARKED = re.compile(
