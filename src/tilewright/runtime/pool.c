@@ -52,8 +52,9 @@ static struct {
    takes from one call to the next, shorter than anybody would notice. */
 static _Atomic long spin_us = 200;
 
-/* Microseconds that a caller waits for parts of others before it sleeps: those of a kernel end
-   together, unless somebody has been stopped for some milliseconds. */
+/* Microseconds that a caller waits for parts of others before it sleeps, and an idle worker for work
+   before it offers its processor: parts of a kernel end together, unless somebody has been stopped
+   for some milliseconds. */
 static _Atomic long wait_us = 50;
 
 static double now(void)
@@ -150,13 +151,20 @@ static void *work(void *unused)
     (void)unused;
     for (;;) {
         uint32_t epoch;
-        double limit = now() + 1e-6 * (double)atomic_load_explicit(&spin_us, memory_order_relaxed);
+        const double start = now();
+        const double polite = start + 1e-6 * (double)atomic_load_explicit(&wait_us, memory_order_relaxed);
+        const double limit = start + 1e-6 * (double)atomic_load_explicit(&spin_us, memory_order_relaxed);
         for (long spins = 1;; spins++) {
             epoch = atomic_load_explicit(&pool.epoch, memory_order_acquire);
             if (epoch != seen)
                 break;
-            if (spins % 64 != 0 || now() < limit) {
-                relax();
+            relax();
+            if (spins % 64 != 0)
+                continue;
+            const double time = now();
+            if (time < limit) { /* the caller, or anybody else, may need this processor */
+                if (time >= polite)
+                    sched_yield();
                 continue;
             }
             pthread_mutex_lock(&pool.lock);
