@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.runtime.cpu.calls import ALIGNMENT
-from tilewright.runtime.cpu.rooms import HUGE_BYTES, HUGE_FROM, SharedMemory, room
+from tilewright.runtime.cpu.rooms import HUGE_BYTES, SharedMemory, room
 
 
 def block(size: int, seed: int) -> np.ndarray:
@@ -44,8 +44,8 @@ def test_nothing_new_takes_no_room():
     assert memory.constants('net', {('b', 'words'): words.copy()})['b', 'words'] is words
 
 
-def test_rooms_that_fill_caches_begin_with_a_huge_page():
-    for size in (HUGE_FROM, HUGE_BYTES + 1):
+def test_rooms_of_half_a_huge_page_begin_with_one():
+    for size in (HUGE_BYTES // 2, HUGE_BYTES + 1):
         made = room('net', 'its values', size)
         assert made.nbytes == size
         assert address(made) % HUGE_BYTES == 0

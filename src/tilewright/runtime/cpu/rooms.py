@@ -12,7 +12,6 @@ from tilewright.errors import ModelError
 from tilewright.runtime.cpu.calls import ALIGNMENT, aligned_empty, renew_in_children
 
 HUGE_BYTES = 2 << 20  # of a huge page
-HUGE_FROM = 128 << 10  # bytes that lie in huge pages: half of the smallest second caches
 
 
 class SharedMemory:
@@ -75,13 +74,13 @@ def together(network: str, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
 def room(network: str, what: str, size: int) -> np.ndarray:
     """Memory for a network, if this machine has so much.
 
-    Rooms of HUGE_FROM or more are whole huge pages: numpy asks for them where arrays have 4 MiB.
+    Rooms of half a huge page or more are whole ones: numpy asks for them where arrays have 4 MiB.
     """
     there = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     try:
         if size > there:
             raise MemoryError
-        if size < HUGE_FROM:
+        if 2 * size < HUGE_BYTES:
             return aligned_empty((size,), np.uint8)
         whole = -(-size // HUGE_BYTES) * HUGE_BYTES
         return aligned_empty((whole,), np.uint8, HUGE_BYTES)[:size]
