@@ -258,3 +258,22 @@ def test_vectors_of_avx512_compile(tmp_path: Path) -> None:
         run_compiler([*words, str(source), '-o', str(tmp_path / 'kernel.o')])
         made += 1
     assert made == 4
+
+
+def test_what_follows_sums_at_another_place_is_left_to_others() -> None:
+    """Sums with their channels last, the result without: no epilogue of a tile computes that."""
+    conv = conv2d(n=1, c=5, k=9, h=6, w=5, r=3, s=3, pad=1)
+    group = channels_last(with_scale(bound(conv, 'u8', 3), 'u8', 5), {'In', 'Acc0'})
+    assert 'is not one sum' in why_not_words(group)
+    chosen = choose(group, known_machine('zen3-2vcpu'), threads=2, top=3)
+    assert chosen[0].schedule.schema == 'general'
+
+
+def test_threads_without_tiles_compute_nothing(tools: Tools) -> None:
+    group = images_last(bound(conv2d(c=8, k=8, h=3, w=3, r=3, s=3), 'u8', 3))
+    isa, dtype = host_isas()[0], runnable(host_isas()[0])
+    schedule = winograd_words_schedule(group, isa, dtype, 4, 4, 1, 4, 4, 0, (('n', 2),))
+    arrays = arrays_of(group, 0)
+    source, flags = generate(group, schedule), compiler_flags(schedule)
+    for out in run_program(group, source, arrays, tools(isa), flags):
+        np.testing.assert_array_equal(out, reference(group, arrays))

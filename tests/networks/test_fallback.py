@@ -360,3 +360,28 @@ def test_the_command_line(tmp_path, capsys):
     assert 'topk.tw is not written' in capsys.readouterr().err
     assert not (tmp_path / 'topk.tw').exists()
     assert json.loads(report.read_text())['fallback'] == [['TopK', 'TopK_values']]
+
+
+def test_sums_of_integers_do_not_saturate_where_a_zero_point_is_shared() -> None:
+    """Two products of 255 by 127 in a pair: 64,770, which 16 bits do not hold."""
+    names = ('a', 'b')
+    arrays = {
+        'w': np.full((4, 1), 127, np.int8), 'xz': np.uint8(0), 'wz': np.int8(0),
+        **{f'w{name}': np.full((4, 1), 127, np.int8) for name in names},
+    }  # fmt: skip
+    nodes = [
+        helper.make_node('MatMulInteger', [f'x{name}', f'w{name}', 'xz', 'wz'], [name])
+        for name in names
+    ]
+    graph = helper.make_graph(
+        nodes, 'shared',
+        [helper.make_tensor_value_info(f'x{n}', TensorProto.UINT8, (1, 4)) for n in names],
+        [helper.make_tensor_value_info(n, TensorProto.INT32, (1, 1)) for n in names],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items()],
+    )  # fmt: skip
+    opset = [helper.make_opsetid('', 21)]
+    session = sessions.Session(
+        helper.make_model(graph, opset_imports=opset, ir_version=10), 1, 'shared'
+    )
+    found = session.run({f'x{name}': np.full((1, 4), 255, np.uint8) for name in names})
+    assert {name: int(found[name].item()) for name in names} == dict.fromkeys(names, 4 * 255 * 127)

@@ -8,6 +8,7 @@ asks for it.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -159,8 +160,8 @@ def _session(runtime: Any, model: ModelProto, options: Any) -> Any:
 
     - Without folding of constants: an If whose condition is constant becomes the branch it takes,
       and checks that were put off until it ran then fail, though it would run.
-    - With basic optimisations alone: the others fail on weights that share a zero point where sums
-      are to be exact.
+    - With constants of 8 bits that are not shared: what makes sums exact fails on a zero point that
+      several nodes read.
     - In an older opset, where the file's is too new for it.
     """
 
@@ -178,10 +179,28 @@ def _session(runtime: Any, model: ModelProto, options: Any) -> Any:
             with suppress(Exception):
                 if tried is not None:
                     return attempt(tried, ['ConstantFolding'])
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         with suppress(Exception):
-            return attempt(model, [])
+            return attempt(_unshared(model), [])
         raise
+
+
+def _unshared(model: ModelProto) -> ModelProto:
+    """The model, where every reader of a constant of 8 bits has one of its own."""
+    made, seen = copy.deepcopy(model), set()
+    small = (TensorProto.INT8, TensorProto.UINT8)
+    kept = {t.name: t for t in made.graph.initializer if t.data_type in small}
+    names = {name for node in made.graph.node for name in (*node.input, *node.output)}
+    for number, node in enumerate(made.graph.node):
+        for at, name in enumerate(node.input):
+            if name in kept and name in seen:
+                own = f'{name}/{number}/{at}'
+                while own in names:
+                    own += '/'
+                added = made.graph.initializer.add()
+                added.CopyFrom(kept[name])
+                added.name = node.input[at] = own
+            seen.add(name)
+    return made
 
 
 def _in_older_opset(model: ModelProto) -> ModelProto | None:

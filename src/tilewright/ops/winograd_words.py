@@ -32,6 +32,7 @@ from functools import lru_cache
 from tilewright.errors import SpecError
 from tilewright.ops.group import Group
 from tilewright.ops.integer import factors, is_integer_products
+from tilewright.ops.parts import parts
 from tilewright.ops.stage import affine, var
 from tilewright.ops.tiles import TileGeometry
 from tilewright.ops.winograd_matrices import Matrix, Transform, check, transform
@@ -163,8 +164,8 @@ def why_not_words(group: Group) -> str:
     why not.
     """
     stage = group.main
-    if not is_integer_products(group) or group.stages[0] is not stage:
-        return f'{group.label} does not begin with a sum of products of 8-bit numbers'
+    if not is_integer_products(group) or parts(group) != (group,):
+        return f'{group.label} is not one sum of products of 8-bit numbers and what follows it'
     sizes = stage.sizes
     if set(sizes) != set('nkhwcrs'):
         return f'{group.label} has the dimensions {tuple(sizes)}, not those of a dense convolution'

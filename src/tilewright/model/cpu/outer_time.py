@@ -427,7 +427,7 @@ def _wasted_bytes(case: _Case) -> float:
         if loop.name == c.vector and run[c.loop] < sizes[c.loop]:
             break
         run[loop.name] = loop.outer
-    ends = own / (run[c.vector] * run[c.loop]) - 1
+    ends = max(0.0, own / (run[c.vector] * run[c.loop]) - 1)
     return case.schedule.threads * ends * ISAS[case.schedule.isa].stream_bytes
 
 

@@ -8,6 +8,7 @@ of what makes fp32 copy its image holds. Vectors and, where a machine has them, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.kernels.cpu.contraction import contract
@@ -60,7 +61,7 @@ def rank_dot(
         rows = rank_tile_rows(form.group, seen, threads)[:top] if by_rows else []
         for schedule in rows:
             schedule = replace(schedule, schema='dot', dtype=dtype, accumulation='i32')
-            made.append(Candidate(schedule, predict_dot(flat, schedule, machine)))
+            made.append((form, Candidate(schedule, predict_dot(flat, schedule, machine))))
         tiled = () if rows else rank_tiled(form.group, seen, threads, max(top, ALIKE))
         for candidate in tiled:
             contraction = contract(form.group, candidate.schedule.vector)
@@ -71,25 +72,30 @@ def rank_dot(
                 pack='' if stays else CACHE_LEVELS[min(1, len(machine.caches) - 1)],
             )  # fmt: skip
             prediction = predict_dot(flat, schedule, machine)
-            made.append(replace(candidate, schedule=schedule, prediction=prediction))
-    return fewest_passes(form, made, machine, top)
+            made.append((form, replace(candidate, schedule=schedule, prediction=prediction)))
+    return fewest_passes(made, machine, top)
 
 
 def fewest_passes(
-    form: Words, made: list[Candidate], machine: Machine, top: int
+    made: Sequence[tuple[Words, Candidate]], machine: Machine, top: int
 ) -> tuple[Candidate, ...]:
-    """The best `top`; of those whose times are near each other, what reads weights least often."""
-    copies = [copy_seconds(form, c.schedule, machine) for c in made]
-    total = {c.schedule: c.prediction.seconds + s for c, s in zip(made, copies, strict=True)}
+    """The best `top` of candidates, each with its words; of those whose times are near each other,
+    what reads weights least often.
+    """
+    total = {
+        c.schedule: c.prediction.seconds + copy_seconds(form, c.schedule, machine)
+        for form, c in made
+    }
     best = min(total.values(), default=0.0)
 
-    def order(candidate: Candidate) -> tuple:
+    def order(item: tuple[Words, Candidate]) -> tuple:
+        form, candidate = item
         seconds = total[candidate.schedule]
         near = seconds <= NEAR * best
         passes = weights_read(form.group, candidate.schedule) if near else 0
         return not near, passes, seconds, candidate.schedule.digest
 
-    return tuple(sorted(made, key=order)[:top])
+    return tuple(candidate for _, candidate in sorted(made, key=order)[:top])
 
 
 def copy_seconds(form: Words, schedule: Schedule, machine: Machine) -> float:
@@ -101,7 +107,8 @@ def copy_seconds(form: Words, schedule: Schedule, machine: Machine) -> float:
     image = factors(form.group)[0]
     tensor = form.group.tensor(image.tensor)
     cut = math.prod(ways for d, ways in schedule.parallel if d in image.names)
-    return tensor.size / tensor.shape[form.axis] / cut * COPY_CYCLES / (1e9 * machine.clock_ghz)
+    inside = tensor.shape[form.row.channel_axis if form.row else form.axis]
+    return tensor.size / inside / cut * COPY_CYCLES / (1e9 * machine.clock_ghz)
 
 
 def weights_read(group: Group, schedule: Schedule) -> float:

@@ -45,4 +45,4 @@ def rank_half(
         made.append(
             replace(candidate, schedule=schedule, prediction=predict_half(flat, schedule, machine))
         )
-    return fewest_passes(form, made, machine, top)
+    return fewest_passes([(form, candidate) for candidate in made], machine, top)

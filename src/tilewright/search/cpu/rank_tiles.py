@@ -50,4 +50,4 @@ def rank_tiles(
         )  # fmt: skip
         prediction = predict_tiles(flat, schedule, machine)
         made.append(replace(candidate, schedule=schedule, prediction=prediction))
-    return fewest_passes(form, made, machine, top)
+    return fewest_passes([(form, candidate) for candidate in made], machine, top)

@@ -170,7 +170,7 @@ class WordTilesPlan:
         """Tiles of every block of one of the threads that share them."""
         ways = self.tile_ways
         low, high = self.tiles * part // ways, self.tiles * (part + 1) // ways
-        count = -(-(high - low) // self.block)
+        count = max(1, -(-(high - low) // self.block))
         ends = [low + (high - low) * number // count for number in range(count + 1)]
         return tuple(b - a for a, b in itertools.pairwise(ends))
 
@@ -178,7 +178,7 @@ class WordTilesPlan:
     def runs(self) -> dict[int, tuple[int, ...]]:
         """Number of tiles of a block -> how micro-kernels share them."""
         most = option(self.schedule, 'run')
-        sizes = {size for part in range(self.tile_ways) for size in self.block_sizes(part)}
+        sizes = {s for part in range(self.tile_ways) for s in self.block_sizes(part) if s}
         return {size: split_runs(size, most) for size in sorted(sizes)}
 
     @property
