@@ -24,7 +24,8 @@ def children() -> dict[int, str]:
 
 
 pytestmark = pytest.mark.skipif(
-    not Path(f'/proc/self/task/{os.getpid()}/children').exists(), reason='no list of children here'
+    not Path(f'/proc/self/task/{os.getpid()}/children').exists(),
+    reason='this kernel does not list the children of a process (CONFIG_PROC_CHILDREN)',
 )
 
 

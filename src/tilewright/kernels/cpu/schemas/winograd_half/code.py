@@ -20,6 +20,7 @@ from tilewright.kernels.cpu.half_epilogue import LANES
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.pointwise import Operand, access_strides
 from tilewright.kernels.cpu.schemas.winograd.linear import linear
+from tilewright.kernels.cpu.schemas.winograd.runs import write_products
 from tilewright.kernels.cpu.schemas.winograd_half.plan import STEPS, HalfTilesPlan
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.winograd_matrices import Matrix
@@ -37,7 +38,10 @@ def generate(p: HalfTilesPlan) -> str:
     writer.line()
     for run in sorted({r for runs in p.runs.values() for r in runs}):
         writer.lines += [*micro.emit(_micro(p, run)).splitlines(), '']
-    _write_products(writer, p)
+    write_products(
+        writer, p.schedule.isa, p.vectors, p.runs,
+        lambda tile: (tile * p.pitch // 2, tile * p.width // 2),
+    )  # fmt: skip
     _write_input(writer, p)
     _write_output(writer, p)
     _write_packing(writer, p)
@@ -65,27 +69,6 @@ def _linear(matrix: Matrix, inputs: list[str], outputs: list[str], prefix: str) 
     """outputs = matrix * inputs on vectors of f16."""
     lines = linear(matrix, inputs, outputs, 'half_v', prefix)
     return [_NUMBER.sub(r'(f16)\1', line) for line in lines]
-
-
-def _write_products(writer: Writer, p: HalfTilesPlan) -> None:
-    """The products of one panel at one point, for every number of tiles of a block."""
-    writer.open(
-        'static void multiply(const float *v, const float *u, float *m, long tiles, '
-        'long count, long resume)'
-    )
-    writer.line('switch (tiles) {')
-    for tiles, runs in p.runs.items():
-        writer.line(f'case {tiles}:')
-        done = 0
-        for run in runs:
-            name = micro.micro_name(p.schedule.isa, (run,), p.vectors)
-            tile, sums = f'v + {done * p.pitch // 2}', f'm + {done * p.width // 2}'
-            writer.line(f'    {name}({tile}, u, {sums}, count, resume);')
-            done += run
-        writer.line('    break;')
-    writer.line('}')
-    writer.close()
-    writer.line()
 
 
 def _write_input(writer: Writer, p: HalfTilesPlan) -> None:

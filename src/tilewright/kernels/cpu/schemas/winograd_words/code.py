@@ -19,6 +19,7 @@ from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED
+from tilewright.kernels.cpu.schemas.winograd.runs import write_products
 from tilewright.kernels.cpu.schemas.winograd_words.plan import STEPS, WordTilesPlan
 from tilewright.kernels.cpu.schemas.winograd_words.transforms import (
     number_type,
@@ -43,7 +44,10 @@ def generate(p: WordTilesPlan) -> str:
     _write_types(writer, p)
     for run in sorted({r for runs in p.runs.values() for r in runs}):
         writer.lines += [*micro.emit(_micro(p, run)).splitlines(), '']
-    _write_products(writer, p)
+    write_products(
+        writer, p.schedule.isa, p.vectors, p.runs,
+        lambda tile: (tile * p.pitch, tile * p.shape.t * p.width),
+    )  # fmt: skip
     write_input(writer, p)
     if not p.ahead:
         write_weights(writer, p)
@@ -105,27 +109,6 @@ def _micro(p: WordTilesPlan, run: int) -> micro.MicroKernel:
         dtype=p.schedule.dtype,
         accumulation='i32',
     )
-
-
-def _write_products(writer: Writer, p: WordTilesPlan) -> None:
-    """The products of one panel at one point, for every number of tiles of a block."""
-    writer.open(
-        'static void multiply(const float *v, const float *u, float *m, long tiles, long count, '
-        'long resume)'
-    )
-    writer.line('switch (tiles) {')
-    for tiles, runs in p.runs.items():
-        writer.line(f'case {tiles}:')
-        done = 0
-        for run in runs:
-            name = micro.micro_name(p.schedule.isa, (run,), p.vectors)
-            tile, sums = f'v + {done * p.pitch}', f'm + {done * p.shape.t * p.width}'
-            writer.line(f'    {name}({tile}, u, {sums}, count, resume);')
-            done += run
-        writer.line('    break;')
-    writer.line('}')
-    writer.close()
-    writer.line()
 
 
 def constant_places(p: WordTilesPlan) -> tuple[dict[str, int], int]:
