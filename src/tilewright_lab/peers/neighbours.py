@@ -22,14 +22,14 @@ while reader.is_alive():
 
 
 @contextmanager
-def neighbours(count: int) -> Iterator[None]:
-    """`count` busy processes, from here to the end of the block."""
+def neighbours(count: int) -> Iterator[list[int]]:
+    """`count` busy processes, whose numbers it gives, from here to the end of the block."""
     running: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):
             command = [sys.executable, '-c', _BUSY]
             running.append(subprocess.Popen(command, stdin=subprocess.PIPE))
-        yield
+        yield [process.pid for process in running]
     finally:
         for process in running:
             process.kill()
