@@ -1,15 +1,49 @@
-"""Products of one panel at one point of Winograd's tiles, for every number of tiles of a block.
+"""Tiles of Winograd's algorithm in blocks: a thread's blocks, and the products of one with a panel.
 
-Goes in: how micro-kernels share each number of tiles, and where a tile and its sums lie. Comes out:
-the C function `multiply`.
+Goes in: how threads share tiles and panels, how micro-kernels share each number of tiles, and where
+a tile and its sums lie. Comes out: the loop over blocks, and the C function `multiply`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.writer import Writer
+
+
+class Blocks(Protocol):
+    """Tiles in blocks of at most `block`, and panels of `width` channels, among threads."""
+
+    @property
+    def tiles(self) -> int: ...
+    @property
+    def tile_ways(self) -> int: ...
+    @property
+    def panels(self) -> int: ...
+    @property
+    def k_ways(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+
+
+def open_blocks(writer: Writer, p: Blocks, channels: int) -> None:
+    """What a thread owns, `k_low` to `k_high` of the output channels among it, and the loop over
+    its blocks: `tiles` of them, from `first` on.
+    """
+    ways, tiles = p.tile_ways, p.tiles
+    writer.line(f'const long low = {tiles} * (part % {ways}) / {ways};')
+    writer.line(f'const long high = {tiles} * (part % {ways} + 1) / {ways};')
+    writer.line(f'const long k_low = {p.panels} * (part / {ways}) / {p.k_ways} * {p.width};')
+    last = f'{p.panels} * (part / {ways} + 1) / {p.k_ways} * {p.width}'
+    writer.line(f'const long k_high = min_long({last}, {channels});')
+    writer.line(f'const long blocks = (high - low + {p.block - 1}) / {p.block};')
+    writer.open('for (long block = 0; block < blocks; block++)')
+    writer.line('const long first = low + (high - low) * block / blocks;')
+    writer.line('const long tiles = low + (high - low) * (block + 1) / blocks - first;')
 
 
 def write_products(

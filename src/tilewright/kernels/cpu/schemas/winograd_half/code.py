@@ -20,7 +20,7 @@ from tilewright.kernels.cpu.half_epilogue import LANES
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.pointwise import Operand, access_strides
 from tilewright.kernels.cpu.schemas.winograd.linear import linear
-from tilewright.kernels.cpu.schemas.winograd.runs import write_products
+from tilewright.kernels.cpu.schemas.winograd.runs import open_blocks, write_products
 from tilewright.kernels.cpu.schemas.winograd_half.plan import STEPS, HalfTilesPlan
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.winograd_matrices import Matrix
@@ -237,16 +237,7 @@ def _write_part(writer: Writer, p: HalfTilesPlan) -> None:
     p.epilogue.write_operands(writer, inputs, places)
     writer.line('float *v = (float *)(args->scratch + part * tw_scratch_bytes());')
     writer.line(f'float *m = v + {abi.aligned(p.input_halves // 2)};')
-    ways, tiles = p.tile_ways, p.tiles
-    writer.line(f'const long low = {tiles} * (part % {ways}) / {ways};')
-    writer.line(f'const long high = {tiles} * (part % {ways} + 1) / {ways};')
-    writer.line(f'const long k_low = {p.panels} * (part / {ways}) / {p.k_ways} * {p.width};')
-    last = f'{p.panels} * (part / {ways} + 1) / {p.k_ways} * {p.width}'
-    writer.line(f'const long k_high = min_long({last}, {shape.k});')
-    writer.line(f'const long blocks = (high - low + {p.block - 1}) / {p.block};')
-    writer.open('for (long block = 0; block < blocks; block++)')
-    writer.line('const long first = low + (high - low) * block / blocks;')
-    writer.line('const long tiles = low + (high - low) * (block + 1) / blocks - first;')
+    open_blocks(writer, p, shape.k)
     writer.open('for (long tile = 0; tile < tiles; tile++)')
     _write_place(writer, p)
     source = f'image + n * {shape.height * shape.width * p.depth} + {p.first}'

@@ -19,7 +19,7 @@ from tilewright.kernels.cpu.functions import write_functions
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.schemas.dot.plan import MOVED
-from tilewright.kernels.cpu.schemas.winograd.runs import write_products
+from tilewright.kernels.cpu.schemas.winograd.runs import open_blocks, write_products
 from tilewright.kernels.cpu.schemas.winograd_words.plan import STEPS, WordTilesPlan
 from tilewright.kernels.cpu.schemas.winograd_words.transforms import (
     number_type,
@@ -246,16 +246,7 @@ def _write_part(writer: Writer, p: WordTilesPlan) -> None:
         writer.line(f'const long most = *(const int32_t *)(args->packed + {places[PIECES]});')
         writer.line(f'const long piece = ({p.chunks} + most - 1) / most * {p.chunk};')
         writer.line(f'const long pieces = ({p.words} + piece - 1) / piece;')
-    ways, tiles = p.tile_ways, p.tiles
-    writer.line(f'const long low = {tiles} * (part % {ways}) / {ways};')
-    writer.line(f'const long high = {tiles} * (part % {ways} + 1) / {ways};')
-    writer.line(f'const long k_low = {p.panels} * (part / {ways}) / {p.k_ways} * {p.width};')
-    last = f'{p.panels} * (part / {ways} + 1) / {p.k_ways} * {p.width}'
-    writer.line(f'const long k_high = min_long({last}, {shape.k});')
-    writer.line(f'const long blocks = (high - low + {p.block - 1}) / {p.block};')
-    writer.open('for (long block = 0; block < blocks; block++)')
-    writer.line('const long first = low + (high - low) * block / blocks;')
-    writer.line('const long tiles = low + (high - low) * (block + 1) / blocks - first;')
+    open_blocks(writer, p, shape.k)
     writer.open('for (long tile = 0; tile < tiles; tile++)')
     _write_place(writer, p)
     source = f'image + n * {shape.height * shape.width * p.depth} + {p.first}'
