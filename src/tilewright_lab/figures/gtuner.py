@@ -119,13 +119,18 @@ class Study:
 
     def scores(self, model: str, seed: int, step: Callable[[int, float], object]) -> list[Array]:
         """Scores of every test group's schedules by a model of a seed, lowest first."""
-        what = {'model': model, 'seed': seed} | (
-            {'epochs': self.epochs, 'rate': RATE, 'decay': DECAY, 'batch': BATCH}
-            if model in VARIANTS
-            else {}
-        )
+        what = self._words(model, seed)
         flat = np.array(self.kept(what, lambda: self._made(model, seed, what, step).tolist()))
         return np.split(flat, np.cumsum([len(rows) for rows in self.test])[:-1])
+
+    def keep(self, model: str, seed: int, scores: Array) -> None:
+        """Scores of the test table's rows that were made elsewhere: `scores` finds them then."""
+        self.kept(self._words(model, seed), scores.tolist)
+
+    def _words(self, model: str, seed: int) -> dict[str, Any]:
+        """What scores are kept by."""
+        trained = {'epochs': self.epochs, 'rate': RATE, 'decay': DECAY, 'batch': BATCH}
+        return {'model': model, 'seed': seed} | (trained if model in VARIANTS else {})
 
     def _made(
         self, model: str, seed: int, what: Mapping[str, Any], step: Callable[[int, float], object]

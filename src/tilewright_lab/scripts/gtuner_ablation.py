@@ -9,9 +9,10 @@ Goes in: measured groups (bench/results/h200/groups). Comes out: for the full mo
 graph (MHSA), without attention (GCN), with other graph layers, and the full model with the graphs
 of other groups, trained on all training groups and on a half and a quarter of them, what it is
 worth on test groups; trees on the same statistics beside; and what ResNet-18's groups take after so
-many trials of each. What is done is written at once; a file that has it is continued. `--scores`
-keeps what each model says of each row. `--ship` trains on all groups, and on four fifths to say on
-the fifth what the model is worth, and writes files of models.
+many trials of each. What is done is written at once; a file that has it is continued. What a model
+of all groups says of each row is kept where `tilewright reproduce gtuner-table1`, `-table2` and
+`-fig7` look for it, so that they need not train it again. `--ship` trains on all groups, and on
+four fifths to say on the fifth what the model is worth, and writes files of models.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from tilewright.rank.gat import VARIANTS, GatModel
 from tilewright.rank.gat_files import SUFFIX, save_gat
 from tilewright.runtime.pool import Pool
 from tilewright_lab.cli.model_gat import HELD_OUT, validated
-from tilewright_lab.collect.group_data import GroupRows, digest_of, read_catalogue, read_groups
+from tilewright_lab.collect.group_data import digest_of, read_catalogue, read_groups
 from tilewright_lab.figures.evaluate import spearman
-from tilewright_lab.figures.gtuner import ANALYTICAL, BATCH, DECAY, LEAST, RATE, latencies
+from tilewright_lab.figures.gtuner import ANALYTICAL, BATCH, DECAY, RATE, Study, latencies
 from tilewright_lab.train.evaluate import TOPS, ranking_of
 from tilewright_lab.train.gat_training import Lesson, Training, train_several
-from tilewright_lab.train.group_table import GroupTable, group_table, kept_statistics, known_rows
+from tilewright_lab.train.group_table import GroupTable, kept_statistics, known_rows
 from tilewright_lab.train.group_trees import RECIPES, fit_trees
 
 DESTROYED = 'graph destroyed'
@@ -107,48 +108,46 @@ def text(found: Mapping[str, Any]) -> str:
 
 @dataclass
 class Ablation:
-    """Tables of what was measured, and the file of what is done."""
+    """What was measured, and the file of what is done."""
 
-    train: GroupTable
-    test: GroupTable
-    tested: Sequence[GroupRows]
-    counts: Mapping[str, Mapping[str, int]]
+    study: Study
     path: Path
     found: dict[str, Any]
-    kept: Path | None
     at_once: int
 
     def done(
         self, job: Job, scores: np.ndarray, rows: GroupTable, began: float, **said: float
     ) -> None:
         """Write what a model is worth."""
-        if self.kept is not None:
-            self.kept.mkdir(parents=True, exist_ok=True)
-            name = f'{job.model}-{job.share}-{job.seed}.npy'.replace(' ', '_')
-            np.save(self.kept / name, scores.astype(np.float32))
-        each = np.split(scores, np.cumsum([len(rows) for rows in self.tested])[:-1])
+        study = self.study
+        if job.share == 1 and job.model != DESTROYED:
+            study.keep(job.model, job.seed, scores)
+        each = np.split(scores, np.cumsum([len(rows) for rows in study.test])[:-1])
         self.found['rows'][job.key] = {
             'model': job.model, 'share': job.share, 'seed': job.seed, 'train_rows': len(rows),
-            'groups': len(np.unique(rows.which)), 'worth': worth(scores, self.test),
-            'resnet18_ms': latencies(each, self.tested, self.counts),
+            'groups': len(np.unique(rows.which)), 'worth': worth(scores, study.test_table),
+            'resnet18_ms': latencies(each, study.test, study.counts),
             'after_s': round(time.monotonic() - began, 1), **said,
         }  # fmt: skip
         self.path.write_text(json.dumps(self.found, indent=1) + '\n')
         print(job.key, f'{time.monotonic() - began:.0f} s', flush=True)
 
-    def lesson(self, job: Job, epochs: int) -> Lesson:
-        table = destroyed(self.train, job.seed) if job.model == DESTROYED else self.train
-        training = Training(epochs, RATE, BATCH, DECAY, job.seed)
+    def lesson(self, job: Job) -> Lesson:
+        table = self.study.train_table
+        if job.model == DESTROYED:
+            table = destroyed(table, job.seed)
         rows = part_of(table, job.share, job.seed)
-        return Lesson(rows, VARIANTS[variant_of(job.model)], training)
+        return Lesson(rows, VARIANTS[variant_of(job.model)], self.study.training(job.seed))
 
     def says(self, job: Job, model: GatModel) -> np.ndarray:
-        test = destroyed(self.test, job.seed + 1) if job.model == DESTROYED else self.test
+        test = self.study.test_table
+        if job.model == DESTROYED:
+            test = destroyed(test, job.seed + 1)
         return model.log_seconds(test.x, test.base, test.graphs, test.which)
 
-    def networks(self, jobs: Sequence[Job], epochs: int, began: float, within: float) -> None:
+    def networks(self, jobs: Sequence[Job], began: float, within: float) -> None:
         """Train side by side; while one is asked, others are trained."""
-        lessons = [self.lesson(job, epochs) for job in jobs]
+        lessons = [self.lesson(job) for job in jobs]
         asked: list[tuple[int, GatModel, Future[np.ndarray]]] = []
 
         def write() -> None:
@@ -171,11 +170,11 @@ class Ablation:
         for job in jobs:
             if time.monotonic() - began > within:
                 return
-            rows = part_of(self.train, job.share, job.seed)
+            rows = part_of(self.study.train_table, job.share, job.seed)
             if job.model == ANALYTICAL:
-                scores = self.test.base
+                scores = self.study.test_table.base
             else:
-                scores = fit_trees(rows, RECIPES[job.model], job.seed)(self.test)
+                scores = fit_trees(rows, RECIPES[job.model], job.seed)(self.study.test_table)
             self.done(job, scores, rows, began)
 
 
@@ -225,7 +224,6 @@ def main() -> None:
     parser.add_argument('--shares', default=','.join(map(str, SHARES)), help='of the groups')
     parser.add_argument('--within', type=float, default=1e9)
     parser.add_argument('--at-once', type=int, default=AT_ONCE)
-    parser.add_argument('--scores', type=Path, help='a folder')
     parser.add_argument('--ship', type=Path, help='a folder')
     options = parser.parse_args()
     began = time.monotonic()
@@ -235,15 +233,16 @@ def main() -> None:
     data = read_groups(options.data)
     gpu = data.machine
     assert gpu is not None
-    tested = [rows for rows in data.test if len(rows) >= LEAST]
+    counts = {digest: one.networks for digest, one in read_catalogue(options.data).items()}
+    study = Study(data, gpu, options.epochs, counts)
     with Pool() as pool:
         each = [
             pool.submit(kept_statistics, group, gpu, schedules)
-            for group, schedules, _ in map(known_rows, (*data.train, *tested))
+            for group, schedules, _ in map(known_rows, (*data.train, *study.test))
         ]
         for one in each:
             one.result()
-    train, test = group_table(data.train, gpu), group_table(tested, gpu)
+    train, test = study.train_table, study.test_table
     print(len(train), len(test), f'rows in {time.monotonic() - began:.0f} s', flush=True)
     if options.ship is not None:
         about = {
@@ -252,15 +251,12 @@ def main() -> None:
         }  # fmt: skip
         ship(options.ship, options.models.split(','), train, about, options.epochs, options.at_once)
         return
-    counts = {digest: one.networks for digest, one in read_catalogue(options.data).items()}
-    ablation = Ablation(
-        train, test, tested, counts, options.json, found, options.scores, options.at_once
-    )
+    ablation = Ablation(study, options.json, found, options.at_once)
     jobs = [job for job in jobs_of(options) if job.key not in found['rows']]
     networks = [job for job in jobs if variant_of(job.model) in VARIANTS]
     others = [job for job in jobs if job not in networks]
     ablation.others(others, began, options.within)
-    ablation.networks(networks, options.epochs, began, options.within)
+    ablation.networks(networks, began, options.within)
     print(text(found))
 
 
