@@ -1,8 +1,7 @@
 """Write the tables of README.md and docs/ from the JSON that `tilewright bench` wrote.
 
     python -m tilewright_lab.scripts.tables            write them
-    python -m tilewright_lab.scripts.tables --check  say which pages are not what the JSON says; \
-        exit code 1
+    python -m tilewright_lab.scripts.tables --check    say which are not what the JSON says
 
 A table stands between two marks, the first of which says what it is made from:
 
@@ -29,6 +28,7 @@ and a test keeps them that way.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
@@ -306,7 +306,12 @@ def renewed(page: str, root: Path = ROOT) -> str:
     return _MARKED.sub(again, page)
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--check', action='store_true', help='write nothing; exit code 1')
+    check = parser.parse_args().check
     code = 0
     for name in PAGES:
         path = ROOT / name
@@ -314,7 +319,7 @@ def main(words: list[str]) -> int:
         new = renewed(old)
         if old == new:
             continue
-        if '--check' in words:
+        if check:
             print(f'{name} differs from its JSON; run make tables')
             code = 1
         else:
@@ -324,4 +329,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
