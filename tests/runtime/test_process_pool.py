@@ -7,6 +7,7 @@ import operator
 import os
 import pickle
 import selectors
+import signal
 import subprocess
 import threading
 import time
@@ -148,3 +149,27 @@ def test_who_waits_for_a_child_hears_of_its_end(monkeypatch: pytest.MonkeyPatch)
     assert heard == [ChildEnded]
     with pytest.raises(ChildEnded):
         child.line()
+
+
+def test_all_of_a_message_arrives_though_signals_cut_its_writing_short() -> None:
+    """A write to a pipe that a signal, a stop or a freeze interrupts has written a part."""
+    slowly = (
+        'import sys, time; total = 0\n'
+        'while piece := sys.stdin.buffer.read1(1 << 16): total += len(piece); time.sleep(0.002)\n'
+        'sys.stdout.write(f"{total}\\n")'
+    )
+    cut = []
+    before = signal.signal(signal.SIGALRM, lambda *_: cut.append(1))
+    child = Child('-c', slowly)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+        child.send(bytes(1 << 23))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+        assert child.line(60) == b'%d' % (1 << 23)
+        assert cut
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        child.end()

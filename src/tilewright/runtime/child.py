@@ -109,11 +109,12 @@ class Child:
         self._finish()
 
     def send(self, data: bytes) -> None:
-        """One that is gone is noticed when its reply is read."""
+        """All of it. A child that is gone is noticed when its reply is read."""
         assert self.process.stdin is not None
+        left = memoryview(data)
         with contextlib.suppress(OSError, ValueError):
-            self.process.stdin.write(data)
-            self.process.stdin.flush()
+            while left:  # a process that was stopped meanwhile has written a part
+                left = left[self.process.stdin.write(left) :]
 
     def line(self, limit: float | None = None) -> bytes:
         """The next line. Raises TimeoutError after `limit` seconds, ChildEnded if it is gone."""
