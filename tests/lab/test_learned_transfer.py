@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tilewright.errors import InputError
 from tilewright.machine.gpu import known_gpu
 from tilewright.rank.counts import batches_of
-from tilewright.rank.features import NAMES, matrix_of
+from tilewright.rank.features import LAUNCH_US, NAMES, matrix_of
+from tilewright.rank.model import standard
 from tilewright.rank.trees import Settings
 from tilewright_lab.collect.cnnopt_space import factor_space
 from tilewright_lab.collect.datasets import Measured, Problem, group_of, rows_in
@@ -19,7 +22,9 @@ from tilewright_lab.train.transfer import (
     BETTER,
     EACH,
     PROBLEMS,
-    Errors,
+    RESOURCES,
+    Fitted,
+    Rows,
     Scale,
     Transferred,
     calibrated,
@@ -76,18 +81,26 @@ def test_fifty_rows_teach_what_the_other_gpu_does_differently(model, there, scal
     assert cost(after, there[3::4]) < cost(before, there[3::4])
 
 
-def test_rows_to_measure_are_the_best_by_the_model_and_others_of_its_better_half(
+def test_rows_to_measure_are_the_best_by_model_and_resources_and_others_of_the_better_half(
     model, there, scale
 ) -> None:
+    columns = [NAMES.index(name) for name in RESOURCES]
+
+    def before(of: Measured) -> np.ndarray:
+        said = model.log_seconds(*matrix_of(of.batch, HOME))
+        total = LAUNCH_US + np.exp2(matrix_of(of.batch, OTHER)[0][:, columns]).sum(1)
+        return standard(said) + standard(np.log(total))
+
     few = to_measure(there, model, HOME, OTHER, scale)
     assert len({m.problem for m in few}) == PROBLEMS
     assert all(len(m) == EACH for m in few)
     for m in few:
         of = next(one for one in there if one.problem == m.problem)
-        said = np.sort(model.log_seconds(*matrix_of(of.batch, HOME)))
-        mine = model.log_seconds(*matrix_of(m.batch, HOME))
-        assert mine.min() == said[0]
-        assert mine.max() <= said[max(EACH, int(BETTER * len(said))) - 1]
+        order = np.argsort(before(of), kind='stable')
+        times = {float(of.seconds[row]): place for place, row in enumerate(order)}
+        places = [times[float(second)] for second in m.seconds]
+        assert places[0] == 0
+        assert max(places) < max(EACH, int(BETTER * len(order)))
 
 
 def test_rows_to_measure_depend_on_no_time(model, there, scale) -> None:
@@ -105,15 +118,33 @@ def test_problems_of_few_schedules_are_not_measured(model, there, scale) -> None
         to_measure(small, model, HOME, OTHER, scale)
 
 
-def test_errors_are_those_measured_there_and_their_mean_far_away() -> None:
+def some_rows(random: np.random.Generator, count: int) -> Rows:
+    resources = np.exp(random.normal(size=(count, 3)))
+    return Rows(random.normal(size=(count, 8)), resources, np.log(resources.sum(1)))
+
+
+def test_times_are_resources_by_their_factors() -> None:
+    """What one resource takes too long is told apart from what the others do."""
     random = np.random.default_rng(0)
-    rows = random.normal(size=(50, 8))
-    error = 1.0 + 0.5 * rows[:, 0]
-    errors = Errors.of(rows, error)
-    assert np.abs(errors(rows) - error).mean() < 0.1
-    near = rows + 0.05 * random.normal(size=rows.shape)
-    assert np.abs(errors(near) - 1.0 - 0.5 * near[:, 0]).mean() < 0.1
-    assert errors(np.full((1, 8), 1e3)) == pytest.approx(errors.constant)
+    rows, others = some_rows(random, 50), some_rows(random, 50)
+    factors = np.log([1.0, 0.3, 3.0])
+    fitted = Fitted.of(rows, 1.0 + rows.expected(factors))
+    found = fitted.factors - fitted.factors.mean()
+    assert found == pytest.approx(factors - factors.mean(), abs=0.3)
+    error = fitted(others) - 1.0 - others.expected(factors)
+    assert np.abs(error).mean() < 0.1
+
+
+def test_what_resources_leave_is_that_measured_nearby_and_nothing_far_away() -> None:
+    random = np.random.default_rng(0)
+    rows = some_rows(random, 50)
+    bent = 0.5 * rows.features[:, 0]
+    fitted = Fitted.of(rows, rows.expected(np.zeros(3)) + bent)
+    near = replace(rows, features=rows.features + 0.05 * random.normal(size=rows.features.shape))
+    error = fitted(near) - rows.expected(np.zeros(3)) - 0.5 * near.features[:, 0]
+    assert np.abs(error).mean() < 0.1
+    far = replace(rows, features=np.full_like(rows.features, 1e3))
+    assert fitted(far) == pytest.approx(rows.expected(fitted.factors) + fitted.constant)
 
 
 def test_far_apart_takes_the_ends_before_what_lies_between() -> None:
