@@ -1,0 +1,94 @@
+"""The micro-kernel of bytes: a run of pixels by a panel of channels, on AVX2 or AVX-512.
+
+    of a unit, eight channels of the image, for every pixel and vector of channels of the result
+
+        vbroadcastss x0, s ; vbroadcastss x1, t             four numbers of a pixel each
+        vpmaddubsw w0, s, s ; vpmaddubsw w1, t, t           pairs of products in 16 bits,
+        vpaddw t, s, s                                      two of them,
+        vpmaddwd ones, s, s ; vpaddd s, sum, sum            added up in 32
+
+    of an entry of a list, four channels: where weights lie, then four numbers of every pixel
+
+        vpmaddubsw w, s, t ; vpmaddwd ones, t, t ; vpaddd t, sum, sum
+
+Goes in: the plan. Comes out: a C function with one asm block. In words of i16 the same products of
+a unit take eight instructions (kernels/cpu/isa/x86.py), here five.
+"""
+
+from __future__ import annotations
+
+from tilewright.kernels.cpu.isa.micro import asm_block
+from tilewright.kernels.cpu.schemas.byte_pairs.plan import BytePairsPlan
+from tilewright.kernels.cpu.writer import Writer
+from tilewright.machine.isa import ISAS
+
+_REGISTER = {64: 'zmm', 32: 'ymm'}
+
+
+def write_micro(writer: Writer, p: BytePairsPlan) -> None:
+    """`products`: sums of a run of pixels with a panel of weights."""
+    isa, run, vectors = ISAS[p.schedule.isa], p.run, p.vectors
+    size, sums = isa.vector_bytes, p.run * p.vectors
+
+    def register(number: int) -> str:
+        return f'%%{_REGISTER[size]}{number}'
+
+    ones, *free = (register(n) for n in range(sums, isa.registers))
+    turns, held = free[:4], free[4 : 4 + 2 * vectors]
+    lines = [f'vpxor {register(n)}, {register(n)}, {register(n)}' for n in range(sums)]
+    if size == 64:
+        lines = [line.replace('vpxor', 'vpxord') for line in lines]
+    lines += [f'vpbroadcastd %[one], {ones}', 'mov %[b], %[w]']
+    lines += ['test %[units], %[units]', 'jz 3f', '.p2align 4', '2:']
+    places = [f'{size * n}(%[w])' for n in range(2 * vectors)]  # of the first group, of the second
+    lines += [f'vmovdqu{"8" * (size == 64)} {places[n]}, {r}' for n, r in enumerate(held)]
+    weights = [*held, *places[len(held) :]]
+    for pixel in range(run):
+        first, second, s, t = turns
+        turns = [s, t, first, second]
+        lines.append(f'vbroadcastss {8 * pixel}(%[a]), {first}')
+        lines.append(f'vbroadcastss {8 * pixel + 4}(%[a]), {second}')
+        for v in range(vectors):
+            if v + 1 == vectors:  # the last takes the place of what was broadcast
+                s, t = first, second
+            total = register(pixel * vectors + v)
+            lines += [
+                f'vpmaddubsw {weights[v]}, {first}, {s}',
+                f'vpmaddubsw {weights[vectors + v]}, {second}, {t}',
+                f'vpaddw {t}, {s}, {s}',
+                f'vpmaddwd {ones}, {s}, {s}',
+                f'vpaddd {s}, {total}, {total}',
+            ]
+    lines += [f'add ${8 * run}, %[a]', f'add ${2 * vectors * size}, %[w]']
+    lines += ['dec %[units]', 'jnz 2b', '3:', 'test %[count], %[count]', 'jz 5f']
+    lines += ['.p2align 4', '4:', 'movslq (%[list]), %[w]']
+    for pixel in range(run):
+        word, s, t, _ = turns
+        turns = turns[1:] + turns[:1]
+        lines.append(f'vbroadcastss {4 * pixel + 4}(%[list]), {word}')
+        for v in range(vectors):
+            made, total = (s, t)[v % 2], register(pixel * vectors + v)
+            lines += [
+                f'vpmaddubsw {size * v}(%[b],%[w]), {word}, {made}',
+                f'vpmaddwd {ones}, {made}, {made}',
+                f'vpaddd {made}, {total}, {total}',
+            ]
+    lines += [f'add ${4 * p.entry_words}, %[list]', 'dec %[count]', 'jnz 4b', '5:']
+    lines += [
+        f'vmovdqu{"8" * (size == 64)} {register(n)}, {size * n}(%[sums])' for n in range(sums)
+    ]
+    lines.append('vzeroupper')
+    clobbers = [f'xmm{i}' for i in range(isa.registers)] + ['cc', 'memory']
+    writer.open(
+        'static __attribute__((noinline)) void products(const uint8_t *a, const int8_t *b, '
+        'int32_t *sums, long units, const int32_t *list, long count)'
+    )
+    writer.line('const int32_t one = 0x10001;')
+    writer.line('const int8_t *w;')
+    operands = (
+        '[a] "+r"(a), [units] "+r"(units), [list] "+r"(list), [count] "+r"(count), [w] "=&r"(w)'
+    )
+    inputs = '[b] "r"(b), [sums] "r"(sums), [one] "m"(one)'
+    writer.lines += [f'    {line}' for line in asm_block(lines, operands, inputs, clobbers)]
+    writer.close()
+    writer.line()
