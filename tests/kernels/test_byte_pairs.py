@@ -41,7 +41,7 @@ def images_last(group: Group) -> Group:
 
 
 def drawn(seed: int) -> Group:
-    """A 1 x 1 convolution or a product, with any types, strides and what follows its sums."""
+    """A convolution or a product, with any types, strides and what follows its sums."""
     random = Random(seed)
     image = random.choice(('u8', 'u8', 'i8'))
     low = 0 if image == 'u8' else -128
@@ -51,11 +51,11 @@ def drawn(seed: int) -> Group:
         group = bound(matmul(m=rows, n=channels[1], k=channels[0]), image, low)
     else:
         conv = conv2d(
-            n=random.choice((1, 1, 2)), c=channels[0], k=channels[1], h=random.randint(1, 9),
-            w=random.randint(1, 9), r=1, s=1, bias=random.random() < 0.5,
-            stride=random.choice((1, 1, 2)),
+            n=random.choice((1, 1, 2)), c=channels[0], k=channels[1], h=random.randint(3, 9),
+            w=random.randint(3, 9), bias=random.random() < 0.5, stride=random.choice((1, 1, 2)),
+            **random.choice(({'r': 1, 's': 1}, {'r': 1, 's': 1}, {'r': 3, 's': 2, 'pad': 1})),
         )  # fmt: skip
-        group = bound(conv, image, low)
+        group = bound(conv, image, random.choice((low, random.randint(low, low + 255))))
     if random.random() < 0.8:
         group = with_scale(group, random.choice(('u8', 'i8')), random.randint(low, low + 255))
         if random.random() < 0.4:

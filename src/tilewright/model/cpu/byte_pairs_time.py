@@ -33,7 +33,7 @@ MIDDLE = 3.4  # the same where another number does
 CALL_CYCLES = 20  # of a call of a micro-kernel and of its stores, beside its sums
 STORE_OPERATIONS = 11  # of a vector of results through the epilogue, narrowed and stored
 CHUNK_OPERATIONS = 20  # of so many bytes of a pixel that are packed
-PIXEL_OPERATIONS = 12  # of a pixel, beside its bytes
+PIXEL_OPERATIONS = 12  # of a tap of a pixel, beside its bytes
 PER_CYCLE = 3  # vector instructions of packing and storing
 EXPOSED = 0.8  # of the time that weights take from memory, which products do not hide
 AGAIN = 0.5  # the same of what comes from a further cache again
@@ -54,7 +54,8 @@ def predict_byte_pairs(group: Group, schedule: Schedule, machine: Machine) -> Pr
     sums = plan.run * plan.vectors
     cycles = runs * panels * (sums * instructions / (WORDS * isa.fma_per_cycle) + CALL_CYCLES)
     stored = runs * panels * sums * STORE_OPERATIONS
-    packed = runs * plan.run * (-(-plan.depth // CHUNK) * CHUNK_OPERATIONS + PIXEL_OPERATIONS)
+    chunks = -(-plan.depth // CHUNK) * CHUNK_OPERATIONS
+    packed = runs * plan.run * plan.taps * (chunks + PIXEL_OPERATIONS)
     cycles += (stored + packed) / PER_CYCLE
     weights = plan.panels * plan.panel_bytes
     last = machine.bandwidth_gbps(len(machine.caches), threads)
@@ -62,7 +63,7 @@ def predict_byte_pairs(group: Group, schedule: Schedule, machine: Machine) -> Pr
     moved = sum(t.bytes for t in group.tensors if t.role not in ('inner', 'constant')) + weights
     per_cycle = 1e9 * seen.peak_gflops(threads) / threads / isa.flops_per_cycle
     # In multiply-adds of words, as the machine's peak is.
-    flops = 2.0 * plan.pixels * plan.size * plan.depth / 2 * UNIT / 8
+    flops = 2.0 * plan.pixels * plan.size * plan.taps * plan.depth / 2 * UNIT / 8
     return roofline(group, schedule, seen, cycles + seconds * per_cycle, flops, float(moved))
 
 

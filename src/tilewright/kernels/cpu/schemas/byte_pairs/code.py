@@ -29,7 +29,7 @@ from tilewright.kernels.cpu.whole_vectors import vector_operands, write_vectors
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.integer import factors
 
-LONG = 0.6  # entries of a list for each unit, beyond which the list is all that is multiplied
+LONG = 0.33  # entries of a list for each unit, beyond which the list is all that is multiplied
 
 
 def generate(p: BytePairsPlan) -> str:
@@ -49,6 +49,8 @@ def generate(p: BytePairsPlan) -> str:
     _write_list(writer, p)
     _write_pack(writer, p)
     _write_store(writer, p)
+    if not _is_inside(p):
+        _write_nothing(writer, p)
     _write_weights(writer, p)
     _write_part(writer, p)
     return writer.text()
@@ -77,12 +79,7 @@ def _write_list(writer: Writer, p: BytePairsPlan) -> None:
     writer.line('__m256i more = none;')
     writer.line(f'#pragma GCC unroll {run}')
     writer.open(f'for (long p = 0; p < {run}; p++)')
-    writer.line('const __m256i large = _mm256_cmpgt_epi16(_mm256_maddubs_epi16(left[p], one),')
-    writer.line('                                         limit);')
-    writer.line(
-        'const __m256i most = _mm256_xor_si256(_mm256_set1_epi8(-1), '
-        '_mm256_and_si256(large, _mm256_set1_epi8(127)));'
-    )
+    writer.line(f'const __m256i most = {_most("_mm256_maddubs_epi16(left[p], one)")};')
     writer.line('const __m256i part = _mm256_min_epu8(left[p], most);')
     writer.line('const __m256i beyond = _mm256_sub_epi8(left[p], part);')
     writer.line('more = _mm256_or_si256(more, beyond);')
@@ -107,11 +104,18 @@ def _write_list(writer: Writer, p: BytePairsPlan) -> None:
     writer.line()
 
 
+def _most(pairs: str) -> str:
+    """What numbers are cut off at so that no pair of them, given their sums, is too large."""
+    large = f'_mm256_cmpgt_epi16({pairs}, limit)'
+    half = f'_mm256_set1_epi8({LIMIT // 2 - 1})'
+    return f'_mm256_xor_si256(_mm256_set1_epi8(-1), _mm256_and_si256({large}, {half}))'
+
+
 def _write_pack(writer: Writer, p: BytePairsPlan) -> None:
     """pack_run: numbers of a run of pixels, and its list; comes out: entries of the list.
 
-    Numbers of two groups that are added in 16 bits are cut off where they are too large together:
-    what is left goes to the list, or, `alone`, all of them.
+    Where numbers of two groups are too large together those of the second go to the list, and what
+    is too large in a pair of the first; or, `alone`, all of them.
     """
     run, (chunks, tail) = p.run, divmod(p.depth, CHUNK)
     writer.open(
@@ -120,7 +124,15 @@ def _write_pack(writer: Writer, p: BytePairsPlan) -> None:
     )
     writer.line('const __m256i one = _mm256_set1_epi8(1);')
     writer.line(f'const __m256i limit = _mm256_set1_epi16({LIMIT});')
+    writer.line('const __m256i second = _mm256_set1_epi64x(-1LL << 32);')
     writer.line('int32_t *end = list;')
+    if p.taps > 1:
+        writer.line('int32_t place = 0;')
+        step = p.tap_units * UNIT
+        writer.open(
+            f'for (long tap = 0; tap < {p.taps}; tap++, from += {run}, to += {step * run}, '
+            f'place += {step * p.width})'
+        )
     if chunks:
         writer.open(f'for (long c = 0; c < {chunks}; c++)')
         _write_chunk(writer, p, 'c', CHUNK)
@@ -128,6 +140,8 @@ def _write_pack(writer: Writer, p: BytePairsPlan) -> None:
     if tail:
         writer.open('')
         _write_chunk(writer, p, str(chunks), tail)
+        writer.close()
+    if p.taps > 1:
         writer.close()
     writer.line(f'return (end - list) / {p.entry_words};')
     writer.close()
@@ -151,7 +165,7 @@ def _write_chunk(writer: Writer, p: BytePairsPlan, chunk: str, size: int) -> Non
     writer.line(f'__m256i left[{run}], any = _mm256_setzero_si256();')
     writer.line(f'#pragma GCC unroll {run}')
     writer.open(f'for (long p = 0; p < {run}; p++)')
-    at = total([scaled(chunk, CHUNK) if chunk == 'c' else str(int(chunk) * CHUNK)])
+    at = scaled(chunk, CHUNK)
     source = f'from[p] + {at}'
     if size == CHUNK:
         writer.line(f'__m256i x = _mm256_loadu_si256((const __m256i *)({source}));')
@@ -163,12 +177,10 @@ def _write_chunk(writer: Writer, p: BytePairsPlan, chunk: str, size: int) -> Non
         writer.line(f'x = _mm256_xor_si256(x, _mm256_set1_epi8({flip}));')
     writer.line('const __m256i pairs = _mm256_maddubs_epi16(x, one);')
     writer.line('const __m256i fours = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));')
-    writer.line('const __m256i large = _mm256_cmpgt_epi16(fours, limit);')
-    writer.line(
-        'const __m256i most = _mm256_xor_si256(_mm256_set1_epi8(-1), '
-        f'_mm256_and_si256(large, _mm256_set1_epi8({0xFF ^ LIMIT // 4} - 256)));'
-    )
-    writer.line('const __m256i part = alone ? _mm256_setzero_si256() : _mm256_min_epu8(x, most);')
+    writer.line('const __m256i gone = _mm256_and_si256(second, _mm256_cmpgt_epi16(fours, limit));')
+    writer.line(f'const __m256i most = {_most("pairs")};')
+    writer.line('const __m256i kept = _mm256_andnot_si256(gone, _mm256_min_epu8(x, most));')
+    writer.line('const __m256i part = alone ? _mm256_setzero_si256() : kept;')
     writer.line('left[p] = _mm256_sub_epi8(x, part);')
     writer.line('any = _mm256_or_si256(any, left[p]);')
     writer.open('if (!alone)')
@@ -183,7 +195,7 @@ def _write_chunk(writer: Writer, p: BytePairsPlan, chunk: str, size: int) -> Non
         else:
             writer.line(f'_mm_storel_epi64((__m128i *)(row + {number * unit}), {half});')
     writer.close(2)
-    place = total([scaled(chunk, CHUNK * p.width)])
+    place = total(['place' if p.taps > 1 else '', scaled(chunk, CHUNK * p.width)])
     writer.line('if (!_mm256_testz_si256(any, any))')
     writer.line(f'    end = list_chunk(left, any, end, (int32_t)({place}));')
 
@@ -286,9 +298,9 @@ def _write_weights(writer: Writer, p: BytePairsPlan) -> None:
     names = [t.name for t in p.group.with_role('constant')]
     access = factors(p.group)[1]
     strides, const = access_strides(p.group, access)
-    address = total(
-        [scaled('k', strides[p.channel]), scaled('c', strides.get(p.term, 0)), str(const)]
-    )
+    steps = [scaled(f'at_{d}', strides.get(d, 0)) for d in p.window]
+    channels = [scaled('k', strides[p.channel]), scaled('c', strides.get(p.term, 0))]
+    address = total([*channels, *steps, str(const)])
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     writer.line(f'memset(packed, 0, {4 * floats});')
     writer.line(f'const int8_t *b = (const int8_t *)constants[{names.index(access.tensor)}];')
@@ -298,11 +310,16 @@ def _write_weights(writer: Writer, p: BytePairsPlan) -> None:
     writer.line(
         f'int8_t *to = (int8_t *)packed + k / {p.width} * {p.panel_bytes} + k % {p.width} * {GROUP};'
     )
+    for name in p.window:
+        size = p.group.main.sizes[name]
+        writer.open(f'for (long at_{name} = 0; at_{name} < {size}; at_{name}++)')
     writer.open(f'for (long c = 0; c < {p.depth}; c++)')
     writer.line(f'to[c / {GROUP} * {GROUP * p.width} + c % {GROUP}] = b[{address}];')
     if p.flips:
         writer.line(f'moved[k] -= 128 * b[{address}];')
-    writer.close(2)
+    writer.close()
+    writer.line(f'to += {p.tap_units * UNIT * p.width};')
+    writer.close(1 + len(p.window))
     for number, tensor in enumerate(p.group.with_role('constant')):
         if tensor.name != access.tensor:
             place = f'packed + {places[tensor.name]}'
@@ -346,10 +363,10 @@ def _write_part(writer: Writer, p: BytePairsPlan) -> None:
     writer.open(f'for (long begin = 0; begin < all; begin += {p.block})')
     writer.line(f'const long runs = min_long({p.block}, all - begin);')
     writer.open('for (long r = 0; r < runs; r++)')
-    writer.line(f'const uint8_t *from[{p.run}];')
+    writer.line(f'const uint8_t *from[{p.taps * p.run}];')
     writer.open(f'for (long i = 0; i < {p.run}; i++)')
     writer.line(f'const long pixel = min_long(low + (begin + r) * {p.run} + i, high - 1);')
-    writer.line(f'from[i] = image + {_pixel_place(p)};')
+    _write_places(writer, p)
     writer.close()
     writer.line(
         f'pack(from, packed + r * {p.run_bytes}, lists + r * {p.list_words}, counts + 2 * r);'
@@ -380,14 +397,50 @@ def _write_part(writer: Writer, p: BytePairsPlan) -> None:
     writer.close(4)
 
 
-def _pixel_place(p: BytePairsPlan) -> str:
-    """Where the image has a pixel, by its number."""
-    terms, inner = [], 1
-    for number, (_, size, step) in reversed(list(enumerate(p.walk))):
-        if size > 1:
-            index = f'pixel / {inner}' if inner > 1 else 'pixel'
-            if any(other > 1 for _, other, _ in p.walk[:number]):
-                index = f'{index} % {size}'
-            terms.append(scaled(f'({index})', step))
-            inner *= size
-    return total(terms)
+def _write_places(writer: Writer, p: BytePairsPlan) -> None:
+    """Where the image has each tap of a pixel, by its number; `nothing` where it has none."""
+    sizes, image = p.group.main.sizes, factors(p.group)[0]
+    inner = 1
+    for number, (name, size, _) in reversed(list(enumerate(p.walk))):
+        index = f'pixel / {inner}' if inner > 1 else 'pixel'
+        if any(other > 1 for _, other, _ in p.walk[:number]):
+            index = f'{index} % {size}'
+        writer.line(f'const long at_{name} = {index if size > 1 else 0};')
+        inner *= size
+    for name in p.window:
+        writer.open(f'for (long at_{name} = 0; at_{name} < {sizes[name]}; at_{name}++)')
+    inside = []
+    shape = p.group.tensor(image.tensor).shape
+    for e, size in zip(image.index[:-1], shape[:-1], strict=True):
+        least = e.const + sum(min(c, 0) * (sizes[d] - 1) for d, c in e.terms)
+        most = e.const + sum(max(c, 0) * (sizes[d] - 1) for d, c in e.terms)
+        if least < 0 or most >= size:
+            text = total([*(scaled(f'at_{d}', c) for d, c in e.terms), str(e.const)])
+            inside.append(f'(unsigned long)({text}) < {size}')
+    strides, _ = access_strides(p.group, image)
+    place = total(['image', *(scaled(f'at_{d}', s) for d, s in strides.items() if d != p.term)])
+    tap = '0'
+    for name in p.window:
+        tap = total([scaled(f'({tap})', sizes[name]) if tap != '0' else '', f'at_{name}'])
+    found = f'{" && ".join(inside)} ? {place} : nothing' if inside else place
+    writer.line(f'from[({tap}) * {p.run} + i] = {found};')
+    writer.close(len(p.window))
+
+
+def _is_inside(p: BytePairsPlan) -> bool:
+    """Whether every tap of every pixel lies in the image."""
+    image, sizes = factors(p.group)[0], p.group.main.sizes
+    for e, size in zip(image.index, p.image.shape, strict=True):
+        least, most = (
+            e.const + sum(bound(c, 0) * (sizes[d] - 1) for d, c in e.terms) for bound in (min, max)
+        )
+        if least < 0 or most >= size:
+            return False
+    return True
+
+
+def _write_nothing(writer: Writer, p: BytePairsPlan) -> None:
+    """What stands outside of the image, which is its zero point."""
+    pad = int(p.group.main.pad_value) % 256
+    writer.line(f'static const uint8_t nothing[{p.depth}] = {{[0 ... {p.depth - 1}] = {pad}}};')
+    writer.line()

@@ -62,14 +62,20 @@ def write_micro(writer: Writer, p: BytePairsPlan) -> None:
     lines += [f'add ${8 * run}, %[a]', f'add ${2 * vectors * size}, %[w]']
     lines += ['dec %[units]', 'jnz 2b', '3:', 'test %[count], %[count]', 'jz 5f']
     lines += ['.p2align 4', '4:', 'movslq (%[list]), %[w]']
+    weights = [f'{size * v}(%[b],%[w])' for v in range(vectors)]
+    turns, held = free[:3], free[3 : 3 + vectors]
+    lines += [f'vmovdqu{"8" * (size == 64)} {weights[n]}, {r}' for n, r in enumerate(held)]
+    weights = [*held, *weights[len(held) :]]
     for pixel in range(run):
-        word, s, t, _ = turns
-        turns = turns[1:] + turns[:1]
+        word, made, other = turns
+        turns = [made, other, word]
         lines.append(f'vbroadcastss {4 * pixel + 4}(%[list]), {word}')
         for v in range(vectors):
-            made, total = (s, t)[v % 2], register(pixel * vectors + v)
+            if v + 1 == vectors:
+                made = word
+            total = register(pixel * vectors + v)
             lines += [
-                f'vpmaddubsw {size * v}(%[b],%[w]), {word}, {made}',
+                f'vpmaddubsw {weights[v]}, {word}, {made}',
                 f'vpmaddwd {ones}, {made}, {made}',
                 f'vpaddd {made}, {total}, {total}',
             ]

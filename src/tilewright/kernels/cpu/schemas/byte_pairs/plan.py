@@ -1,7 +1,8 @@
 """What the schema of bytes decides before it writes a line.
 
-Goes in: the group of an integer product over the channels of an NHWC image (a 1x1 convolution, or
-rows of a matrix) and a schedule whose register tile has channels of the result, with the options
+Goes in: the group of an integer product over the channels of an NHWC image, in each tap of a window
+(a convolution, or rows of a matrix), and a schedule whose register tile has channels of the result,
+with the options
 
     run    pixels of a micro-kernel
     block  runs of pixels that are packed at once, before any panel of weights is read
@@ -13,11 +14,11 @@ twice is too much. But numbers x of an image are small as a rule, and
 
     sum of |x w|  <=  128 * sum of x  <=  32768        where the sum of x is at most LIMIT = 256
 
-holds for any weights. So the image decides, as it is packed. Four channels of a lane, two pairs of
-one *unit* of eight channels, are added in 16 bits where they are at most 256 together; where they
-are not, each is cut off at 64, and what is left of it is multiplied by the same weights again, one
-group of four channels at a time, in which only pairs have to be small. What is left over is a list
-for each run of pixels. Where it would be long, nothing is multiplied but what the list has.
+holds for any weights. So the image decides, as it is packed. A *unit* is two groups of four
+channels, each of two pairs. A pair of the first and one of the second are added in 16 bits where
+their numbers are at most 256 together. Where they are not, the second goes to the list of the run
+of pixels, whose entries are groups by themselves; and of a pair that is too large alone, what is
+beyond 128 of each number. Where a list would be long, nothing is multiplied but what it has.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ BLOCKS = (4, 8, 16, 32, 64)
 @dataclass(frozen=True)
 class BytePairsPlan:
     """Everything that is decided before a line is written. Pixels are counted through all
-    dimensions but channels: `walk` has these with the image's strides, outermost first.
+    dimensions but channels: `walk` has these with the image's strides, outermost first. `window`
+    has what is added up beside channels.
     """
 
     group: Group
@@ -61,6 +63,7 @@ class BytePairsPlan:
     channel: str
     term: str
     walk: tuple[tuple[str, int, int], ...]
+    window: tuple[str, ...]
     first: int
     epilogue: Epilogue
     vector: WholeValue | None
@@ -98,12 +101,20 @@ class BytePairsPlan:
 
     @property
     def depth(self) -> int:
-        """Channels that are added up."""
+        """Channels that are added up in every tap."""
         return self.group.main.sizes[self.term]
 
     @property
-    def units(self) -> int:
+    def taps(self) -> int:
+        return math.prod(self.group.main.sizes[d] for d in self.window)
+
+    @property
+    def tap_units(self) -> int:
         return -(-self.depth // UNIT)
+
+    @property
+    def units(self) -> int:
+        return self.taps * self.tap_units
 
     @property
     def run(self) -> int:
@@ -175,11 +186,10 @@ def why_not(group: Group) -> str:
     if held.role != 'constant' or held.dtype != 'i8':
         return f'the weights of {group.label} are not constant i8'
     channels = [d for d in stage.parallel if d in weights.names and d not in image.names]
-    terms = [d for d in stage.reduction if stage.sizes[d] > 1] or list(stage.reduction[:1])
-    if len(terms) != 1 or len(channels) != 1 or set(weights.names) - {*channels, *stage.reduction}:
-        return f'{group.label} is not a sum over one dimension for every channel of a result'
-    if access_strides(group, image)[0].get(terms[0]) != 1 or reads_beyond(group):
-        return f'numbers that {group.label} adds up are not neighbours inside of its image'
+    if len(channels) != 1 or set(weights.names) - {*channels, *stage.reduction}:
+        return f'{group.label} is not a sum for every channel of a result'
+    if not added_up(group):
+        return f'numbers that {group.label} adds up are not neighbours in its image'
     output = access_strides(group, stage.write)[0]
     if output.get(channels[0]) != 1:
         return f'channels of a result of {group.label} are not neighbours'
@@ -190,14 +200,16 @@ def why_not(group: Group) -> str:
     return ''
 
 
-def reads_beyond(group: Group) -> bool:
-    """Whether the image is read outside, as with a border."""
+def added_up(group: Group) -> str:
+    """The dimension that is added up along memory, inside of the image; '' where none is."""
     image, sizes = factors(group)[0], group.main.sizes
-    for e, size in zip(image.index, group.tensor(image.tensor).shape, strict=True):
-        last = e.const + sum(c * (sizes[d] - 1) for d, c in e.terms)
-        if e.const < 0 or last >= size or any(c < 0 for _, c in e.terms):
-            return True
-    return False
+    axis, size = image.index[-1], group.tensor(image.tensor).shape[-1]
+    names = [d for d in axis.names if d in group.main.reduction]
+    if len(axis.terms) != 1 or len(names) != 1 or axis.terms[0][1] != 1:
+        return ''
+    alone = all(names[0] not in e.names for e in image.index[:-1])
+    inside = axis.const >= 0 and axis.const + sizes[names[0]] <= size
+    return names[0] if alone and inside else ''
 
 
 def _is_line(steps: dict[str, int], names: list[str], sizes: dict[str, int]) -> bool:
@@ -235,8 +247,7 @@ def plan_byte_pairs(group: Group, schedule: Schedule) -> BytePairsPlan:
         raise ScheduleError(f'{group.label}: {schedule.isa} has no pairs of products of bytes')
     image, weights = factors(group)
     channel = next(d for d in stage.parallel if d in weights.names)
-    term = next(d for d in image.names if access_strides(group, image)[0].get(d) == 1
-                and d in stage.reduction)  # fmt: skip
+    term = added_up(group)
     tile = schedule.reg.tile
     if tile[channel] % isa.lanes or any(n > 1 for d, n in tile.items() if d != channel):
         raise ScheduleError(
@@ -260,7 +271,8 @@ def plan_byte_pairs(group: Group, schedule: Schedule) -> BytePairsPlan:
     flips = group.tensor(image.tensor).dtype == 'i8'
     epilogue = moved_epilogue(group, {channel: 1} if flips else None)
     value = vector_epilogue(group, epilogue, schedule)
-    return BytePairsPlan(group, schedule, channel, term, walk, first, epilogue, value)
+    window = tuple(d for d in stage.reduction if d != term)
+    return BytePairsPlan(group, schedule, channel, term, walk, window, first, epilogue, value)
 
 
 def byte_pairs_schedule(
