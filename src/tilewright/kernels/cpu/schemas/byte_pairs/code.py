@@ -29,7 +29,7 @@ from tilewright.kernels.cpu.whole_vectors import vector_operands, write_vectors
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.ops.integer import factors
 
-LONG = 0.33  # entries of a list for each unit, beyond which the list is all that is multiplied
+LONG = 0.28  # of all units, as many as may be too large: with more of them groups stand alone
 
 
 def generate(p: BytePairsPlan) -> str:
@@ -112,20 +112,22 @@ def _most(pairs: str) -> str:
 
 
 def _write_pack(writer: Writer, p: BytePairsPlan) -> None:
-    """pack_run: numbers of a run of pixels, and its list; comes out: entries of the list.
+    """pack_run: numbers of a run of pixels, and its list; comes out: how many units are too large.
 
-    Where numbers of two groups are too large together those of the second go to the list, and what
-    is too large in a pair of the first; or, `alone`, all of them.
+    Of these the second group goes to the list, unless groups stand `alone`; and what is too large
+    in a pair. pack: that in the way of the run before, and again in the other, which is returned,
+    where so many units say so.
     """
     run, (chunks, tail) = p.run, divmod(p.depth, CHUNK)
     writer.open(
         'static inline __attribute__((always_inline)) long pack_run(const uint8_t *const *from, '
-        'uint8_t *to, int32_t *list, const int alone)'
+        'uint8_t *to, int32_t *list, int32_t *entries, const int alone)'
     )
     writer.line('const __m256i one = _mm256_set1_epi8(1);')
     writer.line(f'const __m256i limit = _mm256_set1_epi16({LIMIT});')
     writer.line('const __m256i second = _mm256_set1_epi64x(-1LL << 32);')
     writer.line('int32_t *end = list;')
+    writer.line('long large = 0;')
     if p.taps > 1:
         writer.line('int32_t place = 0;')
         step = p.tap_units * UNIT
@@ -143,26 +145,28 @@ def _write_pack(writer: Writer, p: BytePairsPlan) -> None:
         writer.close()
     if p.taps > 1:
         writer.close()
-    writer.line(f'return (end - list) / {p.entry_words};')
+    writer.line('*entries = (int32_t)((end - list) / ENTRY);'.replace('ENTRY', str(p.entry_words)))
+    writer.line('return large;')
     writer.close()
     writer.line()
     writer.open(
-        'static void pack(const uint8_t *const *from, uint8_t *to, int32_t *list, int32_t *count)'
+        'static int pack(const uint8_t *const *from, uint8_t *to, int32_t *list, int32_t *entries, '
+        'int alone)'
     )
-    writer.line('long entries = pack_run(from, to, list, 0);')
-    writer.line(f'const int alone = entries > {int(LONG * p.units)};')
-    writer.line('if (alone)')
-    writer.line('    entries = pack_run(from, to, list, 1);')
-    writer.line(f'count[0] = alone ? 0 : {p.units};')
-    writer.line('count[1] = (int32_t)entries;')
+    writer.line(f'const long most = {int(LONG * p.units)};')
+    writer.line('if (alone && pack_run(from, to, list, entries, 1) > most)')
+    writer.line('    return 1;')
+    writer.line('if (pack_run(from, to, list, entries, 0) <= most || alone)')
+    writer.line('    return 0;')
+    writer.line('pack_run(from, to, list, entries, 1);')
+    writer.line('return 1;')
     writer.close()
     writer.line()
-    assert run > 0
 
 
 def _write_chunk(writer: Writer, p: BytePairsPlan, chunk: str, size: int) -> None:
     run, flip = p.run, -128
-    writer.line(f'__m256i left[{run}], any = _mm256_setzero_si256();')
+    writer.line(f'__m256i left[{run}], any = _mm256_setzero_si256(), beside = any;')
     writer.line(f'#pragma GCC unroll {run}')
     writer.open(f'for (long p = 0; p < {run}; p++)')
     at = scaled(chunk, CHUNK)
@@ -179,11 +183,11 @@ def _write_chunk(writer: Writer, p: BytePairsPlan, chunk: str, size: int) -> Non
     writer.line('const __m256i fours = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));')
     writer.line('const __m256i gone = _mm256_and_si256(second, _mm256_cmpgt_epi16(fours, limit));')
     writer.line(f'const __m256i most = {_most("pairs")};')
-    writer.line('const __m256i kept = _mm256_andnot_si256(gone, _mm256_min_epu8(x, most));')
-    writer.line('const __m256i part = alone ? _mm256_setzero_si256() : kept;')
+    writer.line('beside = _mm256_or_si256(beside, gone);')
+    writer.line('__m256i part = _mm256_min_epu8(x, most);')
+    writer.line('part = alone ? part : _mm256_andnot_si256(gone, part);')
     writer.line('left[p] = _mm256_sub_epi8(x, part);')
     writer.line('any = _mm256_or_si256(any, left[p]);')
-    writer.open('if (!alone)')
     writer.line('const __m128i low = _mm256_castsi256_si128(part);')
     writer.line('const __m128i high = _mm256_extracti128_si256(part, 1);')
     unit = UNIT * p.run
@@ -194,7 +198,9 @@ def _write_chunk(writer: Writer, p: BytePairsPlan, chunk: str, size: int) -> Non
             writer.line(f'_mm_storeh_pd((double *)(row + {number * unit}), (__m128d){half});')
         else:
             writer.line(f'_mm_storel_epi64((__m128i *)(row + {number * unit}), {half});')
-    writer.close(2)
+    writer.close()
+    writer.line('beside = _mm256_cmpeq_epi32(beside, _mm256_setzero_si256());')
+    writer.line('large += 8 - __builtin_popcount(_mm256_movemask_ps((__m256)beside));')
     place = total(['place' if p.taps > 1 else '', scaled(chunk, CHUNK * p.width)])
     writer.line('if (!_mm256_testz_si256(any, any))')
     writer.line(f'    end = list_chunk(left, any, end, (int32_t)({place}));')
@@ -360,6 +366,7 @@ def _write_part(writer: Writer, p: BytePairsPlan) -> None:
     last = f'{p.panels} * (part / {ways} + 1) / {p.k_ways} * {p.width}'
     writer.line(f'const long k_high = min_long({last}, {p.size});')
     writer.line(f'const long all = (high - low + {p.run - 1}) / {p.run};')
+    writer.line('int alone = 0;')
     writer.open(f'for (long begin = 0; begin < all; begin += {p.block})')
     writer.line(f'const long runs = min_long({p.block}, all - begin);')
     writer.open('for (long r = 0; r < runs; r++)')
@@ -369,8 +376,10 @@ def _write_part(writer: Writer, p: BytePairsPlan) -> None:
     _write_places(writer, p)
     writer.close()
     writer.line(
-        f'pack(from, packed + r * {p.run_bytes}, lists + r * {p.list_words}, counts + 2 * r);'
+        f'alone = pack(from, packed + r * {p.run_bytes}, lists + r * {p.list_words}, '
+        f'counts + 2 * r + 1, alone);'
     )
+    writer.line('counts[2 * r] = alone;')
     writer.close()
     writer.open(f'for (long k = k_low; k < k_high; k += {p.width})')
     writer.open('for (long r = 0; r < runs; r++)')

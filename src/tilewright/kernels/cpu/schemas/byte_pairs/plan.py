@@ -18,7 +18,8 @@ holds for any weights. So the image decides, as it is packed. A *unit* is two gr
 channels, each of two pairs. A pair of the first and one of the second are added in 16 bits where
 their numbers are at most 256 together. Where they are not, the second goes to the list of the run
 of pixels, whose entries are groups by themselves; and of a pair that is too large alone, what is
-beyond 128 of each number. Where a list would be long, nothing is multiplied but what it has.
+beyond 128 of each number. Where a list would be long, groups of all units stand alone: products are
+added up in 32 bits sooner, and only pairs have to be small.
 """
 
 from __future__ import annotations
