@@ -2,12 +2,14 @@
 
 Goes in: a group, a schedule with schema 'byte_pairs', a machine. Comes out: a `Prediction`.
 
-    units     five instructions for every vector, pixel and eight channels, where words take eight
+    units     five instructions for every vector, pixel and eight channels, where words take eight;
+              six where groups of channels stand alone
     lists     three for every four channels of which something is left. How many there are is known
               when the image is; behind a ReLU, where 0 is the least number, few. Where 0 stands in
-              the middle nearly all sums of four are too large, and many of two
+              the middle, all sums of four numbers are too large, and many of two
     packing   of every pixel, by each thread that has channels for its part
-    weights   from memory once, and again for every block of pixels
+    results   panel by panel: lines that the first cache does not hold meanwhile come again
+    weights   again for every block of pixels
 """
 
 from __future__ import annotations
@@ -15,27 +17,29 @@ from __future__ import annotations
 from tilewright.kernels.cpu.schemas.byte_pairs.plan import (
     CHUNK,
     BytePairsPlan,
+    line_step,
     plan_byte_pairs,
 )
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.prediction import Prediction
 from tilewright.model.cpu.roofline import roofline
-from tilewright.ops.dtypes import limits
+from tilewright.ops.dtypes import DTYPES, limits
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 WORDS = 2  # instructions of a multiply-add of words, in which the peak of words was measured
-UNIT, ENTRY = 5, 3  # those of a unit and of an entry, for each vector and pixel
-LISTED = 0.15  # entries for each unit of an image whose least number stands for 0
-MIDDLE = 3.4  # the same where another number does
+UNIT, ALONE, ENTRY = 5, 6, 3  # those of a unit and of an entry, for each vector and pixel
+LISTED = 0.2  # entries for each unit of an image whose least number stands for 0
+MIDDLE = 2.0  # the same where another number does, of which groups stand alone
 CALL_CYCLES = 20  # of a call of a micro-kernel and of its stores, beside its sums
 STORE_OPERATIONS = 11  # of a vector of results through the epilogue, narrowed and stored
 CHUNK_OPERATIONS = 20  # of so many bytes of a pixel that are packed
 PIXEL_OPERATIONS = 12  # of a tap of a pixel, beside its bytes
+LIST_OPERATIONS = 20  # of an entry that is found and written
 PER_CYCLE = 3  # vector instructions of packing and storing
-EXPOSED = 0.8  # of the time that weights take from memory, which products do not hide
+LINE_BYTES = 64
 AGAIN = 0.5  # the same of what comes from a further cache again
 
 
@@ -50,21 +54,36 @@ def predict_byte_pairs(group: Group, schedule: Schedule, machine: Machine) -> Pr
     blocks = -(-runs // plan.block)
     least = plan.group.main.pad_value == limits(plan.image.dtype)[0]
     listed = LISTED if least else MIDDLE
-    instructions = plan.units * ((UNIT if least else 0) + ENTRY * listed)
+    instructions = plan.units * ((UNIT if least else ALONE) + ENTRY * listed)
     sums = plan.run * plan.vectors
     cycles = runs * panels * (sums * instructions / (WORDS * isa.fma_per_cycle) + CALL_CYCLES)
     stored = runs * panels * sums * STORE_OPERATIONS
     chunks = -(-plan.depth // CHUNK) * CHUNK_OPERATIONS
     packed = runs * plan.run * plan.taps * (chunks + PIXEL_OPERATIONS)
-    cycles += (stored + packed) / PER_CYCLE
+    lists = runs * plan.units * listed * LIST_OPERATIONS
+    cycles += (stored + packed + lists) / PER_CYCLE
     weights = plan.panels * plan.panel_bytes
-    last = machine.bandwidth_gbps(len(machine.caches), threads)
-    seconds = EXPOSED * weights / (1e9 * last) + _again_seconds(plan, panels, blocks, machine)
+    seconds = _again_seconds(plan, panels, blocks, machine)
+    seconds += _line_seconds(plan, panels, pixels, machine)
     moved = sum(t.bytes for t in group.tensors if t.role not in ('inner', 'constant')) + weights
     per_cycle = 1e9 * seen.peak_gflops(threads) / threads / isa.flops_per_cycle
     # In multiply-adds of words, as the machine's peak is.
     flops = 2.0 * plan.pixels * plan.size * plan.taps * plan.depth / 2 * UNIT / 8
     return roofline(group, schedule, seen, cycles + seconds * per_cycle, flops, float(moved))
+
+
+def _line_seconds(plan: BytePairsPlan, panels: int, pixels: int, machine: Machine) -> float:
+    """What lines of results, and of what is as large, take that come and go for every panel."""
+    threads, size = plan.schedule.threads, DTYPES[plan.group.output.dtype]
+    rows = [
+        size,
+        *(DTYPES[i.dtype] for i in plan.epilogue.operands if line_step(plan, dict(i.strides))),
+    ]
+    first, near = machine.capacity_bytes(0, threads), min(1, len(machine.caches))
+    if plan.block * plan.run * plan.size * sum(rows) <= first:
+        return 0.0
+    moved = pixels * panels * sum(LINE_BYTES + min(LINE_BYTES, plan.width * size) for size in rows)
+    return AGAIN * moved / (1e9 * machine.bandwidth_gbps(near, threads) / threads)
 
 
 def _again_seconds(plan: BytePairsPlan, panels: int, blocks: int, machine: Machine) -> float:

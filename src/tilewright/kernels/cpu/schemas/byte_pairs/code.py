@@ -86,7 +86,7 @@ def _write_list(writer: Writer, p: BytePairsPlan) -> None:
     writer.line('_mm256_storeu_si256((__m256i *)first[p], part);')
     writer.line('_mm256_storeu_si256((__m256i *)rest[p], beyond);')
     writer.close()
-    writer.line('some = _mm256_cmpeq_epi32(more, none);'.replace('some', 'const __m256i again'))
+    writer.line('const __m256i again = _mm256_cmpeq_epi32(more, none);')
     writer.line('const unsigned twice = ~_mm256_movemask_ps((__m256)again) & 255;')
     writer.open('for (; bits; bits &= bits - 1)')
     writer.line('const long g = __builtin_ctz(bits);')
@@ -145,7 +145,7 @@ def _write_pack(writer: Writer, p: BytePairsPlan) -> None:
         writer.close()
     if p.taps > 1:
         writer.close()
-    writer.line('*entries = (int32_t)((end - list) / ENTRY);'.replace('ENTRY', str(p.entry_words)))
+    writer.line(f'*entries = (int32_t)((end - list) / {p.entry_words});')
     writer.line('return large;')
     writer.close()
     writer.line()
@@ -314,7 +314,8 @@ def _write_weights(writer: Writer, p: BytePairsPlan) -> None:
         writer.line(f'int32_t *moved = (int32_t *)(packed + {places[MOVED]});')
     writer.open(f'for (long k = 0; k < {p.size}; k++)')
     writer.line(
-        f'int8_t *to = (int8_t *)packed + k / {p.width} * {p.panel_bytes} + k % {p.width} * {GROUP};'
+        f'int8_t *to = (int8_t *)packed + k / {p.width} * {p.panel_bytes} + '
+        f'k % {p.width} * {GROUP};'
     )
     for name in p.window:
         size = p.group.main.sizes[name]

@@ -96,9 +96,7 @@ def write_micro(writer: Writer, p: BytePairsPlan) -> None:
                 f'vpaddd {made}, {total}, {total}',
             ]
     lines += [f'add ${4 * p.entry_words}, %[list]', 'dec %[count]', 'jnz 4b', '5:']
-    lines += [
-        f'{load} {register(n)}, {size * n}(%[sums])' for n in range(sums)
-    ]
+    lines += [f'{load} {register(n)}, {size * n}(%[sums])' for n in range(sums)]
     lines.append('vzeroupper')
     clobbers = [f'xmm{i}' for i in range(isa.registers)] + ['cc', 'memory']
     writer.open(

@@ -49,7 +49,7 @@ GROUP, UNIT = 4, 8  # channels of a lane of 32 bits; of two, whose pairs are add
 CHUNK = 32  # bytes that are packed at once
 HELD = 5  # registers beside sums: ones, two words of the image, two products
 LARGEST_RUN = 10
-BLOCKS = (4, 8, 16, 32, 64)
+BLOCKS = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -300,9 +300,7 @@ def byte_pairs_choices(group: Group, isa: str, threads: int) -> Iterator[Schedul
     channel = next(d for d in stage.parallel if d in weights.names)
     pixels = math.prod(n for d, n in stage.sizes.items() if d in stage.parallel and d != channel)
     # Pixels are cut alike whichever of their dimensions is: one of each number of threads.
-    cuts = {
-        dict(c).get(channel, 1): c for c in reversed(even_cuts(stage, threads, stage.parallel))
-    }
+    cuts = {dict(c).get(channel, 1): c for c in reversed(even_cuts(stage, threads, stage.parallel))}
     for cut in cuts.values():
         ways = math.prod(n for d, n in cut if d != channel)
         for vectors in (1, 2, 3, 4):
