@@ -31,6 +31,7 @@ from tilewright.schedule.schedule import Schedule
 
 WORDS = 2  # instructions of a multiply-add of words, in which the peak of words was measured
 UNIT, ALONE, ENTRY = 5, 6, 3  # those of a unit and of an entry, for each vector and pixel
+LOAD = 0.13  # of an instruction, that a load takes beside them
 LISTED = 0.2  # entries for each unit of an image whose least number stands for 0
 MIDDLE = 2.0  # the same where another number does, of which groups stand alone
 CALL_CYCLES = 20  # of a call of a micro-kernel and of its stores, beside its sums
@@ -56,7 +57,9 @@ def predict_byte_pairs(group: Group, schedule: Schedule, machine: Machine) -> Pr
     listed = LISTED if least else MIDDLE
     instructions = plan.units * ((UNIT if least else ALONE) + ENTRY * listed)
     sums = plan.run * plan.vectors
-    cycles = runs * panels * (sums * instructions / (WORDS * isa.fma_per_cycle) + CALL_CYCLES)
+    loads = plan.units * (plan.held + plan.run * (2 * plan.vectors - plan.held + 2))
+    work = sums * instructions + LOAD * loads
+    cycles = runs * panels * (work / (WORDS * isa.fma_per_cycle) + CALL_CYCLES)
     stored = runs * panels * sums * STORE_OPERATIONS
     chunks = -(-plan.depth // CHUNK) * CHUNK_OPERATIONS
     packed = runs * plan.run * plan.taps * (chunks + PIXEL_OPERATIONS)

@@ -382,12 +382,17 @@ def _write_part(writer: Writer, p: BytePairsPlan) -> None:
     )
     writer.line('counts[2 * r] = alone;')
     writer.close()
+    # Runs ask for the next panel, unit by unit.
+    writer.line(f'const long step = ({p.panel_bytes // p.units} + runs - 1) / runs;')
+    writer.line(f'const long share = step * {p.units};')
     writer.open(f'for (long k = k_low; k < k_high; k += {p.width})')
+    last = f'min_long(k / {p.width} + 1, {p.panels - 1})'
+    writer.line(f'const int8_t *next = weights + {last} * {p.panel_bytes};')
     writer.open('for (long r = 0; r < runs; r++)')
     writer.line(f'const long pixel = low + (begin + r) * {p.run};')
     writer.line(
         f'products(packed + r * {p.run_bytes}, weights + k / {p.width} * {p.panel_bytes}, sums, '
-        f'counts[2 * r], lists + r * {p.list_words}, counts[2 * r + 1]);'
+        f'counts[2 * r], lists + r * {p.list_words}, counts[2 * r + 1], next + r * share, step);'
     )
     to = total(['out', scaled('pixel', line_step(p, strides)), 'k'])
     given = ''.join(

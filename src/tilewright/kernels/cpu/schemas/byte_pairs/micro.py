@@ -41,7 +41,7 @@ def write_micro(writer: Writer, p: BytePairsPlan) -> None:
 
     def unit(added: bool) -> list[str]:
         """The instructions of a unit, whose products are `added` in 16 bits, or group by group."""
-        turns, held = free[:4], free[4 : 4 + 2 * vectors]
+        turns, held = free[:4], free[4 : 4 + p.held]
         # Weights of the first group, then of the second.
         places = [f'{size * n}(%[w])' for n in range(2 * vectors)]
         found = [f'{load} {places[n]}, {r}' for n, r in enumerate(held)]
@@ -65,6 +65,8 @@ def write_micro(writer: Writer, p: BytePairsPlan) -> None:
                     found.append(f'vpmaddwd {ones}, {t}, {t}')
                     found.append(f'vpaddd {t}, {total}, {total}')
                 found.append(f'vpaddd {s}, {total}, {total}')
+        if p.asks_ahead:
+            found += ['prefetcht1 (%[ahead])', 'add %[step], %[ahead]']
         return [*found, f'add ${8 * run}, %[a]', f'add ${2 * vectors * size}, %[w]']
 
     load = f'vmovdqu{"8" * (size == 64)}'
@@ -101,7 +103,8 @@ def write_micro(writer: Writer, p: BytePairsPlan) -> None:
     clobbers = [f'xmm{i}' for i in range(isa.registers)] + ['cc', 'memory']
     writer.open(
         'static __attribute__((noinline)) void products(const uint8_t *a, const int8_t *b, '
-        'int32_t *sums, long alone, const int32_t *list, long count)'
+        'int32_t *sums, long alone, const int32_t *list, long count, const int8_t *ahead, '
+        'long step)'
     )
     writer.line('const int32_t one = 0x10001;')
     writer.line('const int8_t *w;')
@@ -109,7 +112,8 @@ def write_micro(writer: Writer, p: BytePairsPlan) -> None:
     operands = (
         '[a] "+r"(a), [units] "+r"(units), [list] "+r"(list), [count] "+r"(count), [w] "=&r"(w)'
     )
-    inputs = '[b] "r"(b), [sums] "r"(sums), [one] "m"(one), [alone] "r"(alone)'
+    operands += ', [ahead] "+r"(ahead)'
+    inputs = '[b] "r"(b), [sums] "r"(sums), [one] "m"(one), [alone] "r"(alone), [step] "r"(step)'
     writer.lines += [f'    {line}' for line in asm_block(lines, operands, inputs, clobbers)]
     writer.close()
     writer.line()

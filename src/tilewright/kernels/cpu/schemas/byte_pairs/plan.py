@@ -49,6 +49,7 @@ GROUP, UNIT = 4, 8  # channels of a lane of 32 bits; of two, whose pairs are add
 CHUNK = 32  # bytes that are packed at once
 HELD = 5  # registers beside sums: ones, two words of the image, two products
 LARGEST_RUN = 10
+FEW_RUNS = 16  # of pixels, for which the next panel is asked for
 BLOCKS = (2, 4, 8, 16, 32, 64)
 
 
@@ -130,6 +131,17 @@ class BytePairsPlan:
         """Runs that are packed at once."""
         most = -(-self.pixels // self.tile_ways)
         return min(option(self.schedule, 'block'), -(-most // self.run))
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether runs ask for the next panel: so few share one that weights come late."""
+        return -(-self.pixels // self.tile_ways) <= FEW_RUNS * self.run
+
+    @property
+    def held(self) -> int:
+        """Vectors of weights of a unit that registers hold; others are read for every pixel."""
+        spare = ISAS[self.schedule.isa].registers - HELD - self.run * self.vectors
+        return min(spare, 2 * self.vectors)
 
     @property
     def k_ways(self) -> int:
