@@ -236,7 +236,7 @@ def test_it_is_ranked_where_words_have_room() -> None:
         assert best.schedule.schema == 'winograd_words'
         assert dict(best.schedule.options)['m'] == 4
         direct = choose(group, machine, 2, 1, 'direct')[0]
-        assert best.prediction.seconds < 0.75 * direct.prediction.seconds
+        assert best.prediction.seconds < direct.prediction.seconds
     vnni = replace(
         known_machine('i9-10980xe'), dot_dtype='u8', dot_one_gops=400.0, dot_all_gops=6000.0
     )

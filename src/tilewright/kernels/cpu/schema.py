@@ -210,6 +210,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.interleave:INTERLEAVE',
         f'{_FOLDERS}.winograd_half:WINOGRAD_HALF',
         f'{_FOLDERS}.winograd_words:WINOGRAD_WORDS',
+        f'{_FOLDERS}.byte_pairs:BYTE_PAIRS',
         f'{_FOLDERS}.strassen_half:STRASSEN_HALF',
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
