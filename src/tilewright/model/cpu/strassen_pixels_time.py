@@ -36,6 +36,8 @@ from tilewright.ops.group import Group
 from tilewright.ops.strassen import PRODUCTS, SINGLE
 from tilewright.schedule.schedule import Schedule
 
+RESULT_CYCLES = 2.5  # a vector of results, beside what it is made of: nobody asked for its line
+
 
 def predict_strassen_pixels(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
     """[Group, Schedule, Machine] -> [Prediction]"""
@@ -92,7 +94,7 @@ def _work(plan: StrassenPixelsPlan, machine: Machine) -> tuple[TileWork, float]:
             store += times * (
                 k.tile_cycles
                 + vectors * (products / isa.loads_per_cycle + more / isa.fma_per_cycle)
-                + vectors * made * k.store_cycles
+                + vectors * made * (k.store_cycles + RESULT_CYCLES)
             )
             near += times * products * plan.deep * wide * plan.lanes
     sums += images * len(blocks) * plan.sizes[shape.summed] * ROW_CYCLES / 4

@@ -28,6 +28,7 @@ from tilewright.machine.isa import ISAS
 from tilewright.ops.stage import Access
 from tilewright.registry import resolve
 
+STRIPS_TOGETHER = 2  # that are filled channel by channel: each is a stream of stores of its own
 ROWS_AHEAD = 4  # channels whose pixels are asked for while one is copied (kernels/cpu/operand.py)
 
 COPY = """\
@@ -300,8 +301,16 @@ def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> Non
     writer.open('void tw_part(const tw_args *args, long part)')
     source = plan.front.source if plan.front else image
     numbers = ''.join(f', {pointer(n.tensor)}' for n in (plan.front.numbers if plan.front else ()))
-    copy = f'copy_tile({pointer(source)} + n * {size}, buffer, block, end{numbers});'
-    write_nest(writer, plan, pointer, [copy])
+    copy = [f'copy_tile({pointer(source)} + n * {size}, buffer, block, end{numbers});']
+    if plan.shape.flat:
+        step, floats = STRIPS_TOGETHER * plan.strip, STRIPS_TOGETHER * plan.strip_floats
+        copy = [
+            'float *to = buffer;',
+            f'for (long x = block; x < end; x += {step}, to += {floats})',
+            f'    copy_tile({pointer(source)} + n * {size}, to, x, min_long(x + {step}, end)'
+            f'{numbers});',
+        ]
+    write_nest(writer, plan, pointer, copy)
     writer.close()
 
 

@@ -314,7 +314,12 @@ def _write_part(writer: Writer, plan: StrassenPixelsPlan, places: dict[str, int]
     source = plan.front.source if plan.front else image
     size = group.tensor(image).size // plan.sizes.get(shape.batch, 1)
     numbers = ''.join(f', {pointer(n.tensor)}' for n in (plan.front.numbers if plan.front else ()))
-    writer.line(f'fill({pointer(source)} + n * {size}, v, block, end{numbers});')
+    # Few streams of stores at a time: all pairs of a block would be seven each.
+    step = f'x += {plan.pair}, to += {plan.piece_floats}'
+    writer.line('float *to = v;')
+    writer.line(f'for (long x = block; x < end; {step})')
+    last = f'min_long(x + {plan.pair}, end)'
+    writer.line(f'    fill({pointer(source)} + n * {size}, to, x, {last}{numbers});')
     writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
     if len(set(plan.counts)) > 1:
         writer.line(f'const long k = tile * {plan.half} / {tiles};')

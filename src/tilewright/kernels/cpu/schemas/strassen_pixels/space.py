@@ -13,7 +13,6 @@ from random import Random
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.schemas.pixels.plan import shape_of
 from tilewright.kernels.cpu.schemas.pixels.space import (
-    BLOCK_BYTES,
     CUTS,
     MOST_VECTORS,
     pixels_schedule,
@@ -29,6 +28,8 @@ from tilewright.kernels.cpu.space import CACHE_LEVELS, Cut, cuts_up_to, even_cut
 from tilewright.machine.isa import ISAS
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
+
+BLOCK_BYTES = (96 << 10, 192 << 10, 320 << 10)  # of sums that are made at once
 
 
 def strassen_pixels_schedule(
