@@ -7,7 +7,8 @@ Goes in: a group, a schedule of the schema, a machine. Comes out: a `Prediction`
     sums      loads, additions and stores of vectors: of the image for every block, of products
               for every result
     traffic   sums and weights from where they are held to the first cache, for every tile of
-              channels that reads them again; results on their way out
+              channels that reads them again; results on their way out; weights that the direct
+              algorithm does not have, from memory, since a network's are colder than any cache
 """
 
 from __future__ import annotations
@@ -23,19 +24,24 @@ from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.pixels_time import (
     COPY_CYCLES,
+    CORNER_CYCLES,
     ROW_CYCLES,
     TileWork,
     boundaries_of,
+    corner_cycles,
     cycle_seconds,
     step_cycles,
 )
 from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.model.cpu.strassen_time import additions
+from tilewright.model.cpu.winograd_half_time import EXPOSED
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.ops.strassen import PRODUCTS, SINGLE
 from tilewright.schedule.schedule import Schedule
 
+# Of the time that weights take from behind the second cache: they are asked for a product ahead.
+AGAIN = 0.1
 RESULT_CYCLES = 2.5  # a vector of results, beside what it is made of: nobody asked for its line
 
 
@@ -45,14 +51,16 @@ def predict_strassen_pixels(group: Group, schedule: Schedule, machine: Machine) 
     plan, threads = plan_strassen_pixels(group, schedule), schedule.threads
     done, sums = _work(plan, machine)
     copied = done.images * sum(done.blocks) * plan.sizes[plan.shape.summed]
-    crossed = boundaries_of(plan, machine, done, copied)
+    crossed = boundaries_of(plan, machine, done, copied, AGAIN if plan.ahead else 1.0)
     cycle_s = cycle_seconds(plan, machine)
     parts = (done.compute * cycle_s, sums * cycle_s, done.store * cycle_s)
     fork = machine.fork_join_us * 1e-6 if threads > 1 else 0.0
-    total = sum(parts) + sum(b.seconds for b in crossed[1:]) + fork
     weights = next(a.tensor for a in group.main.reads if plan.shape.across.name not in a.names)
     own = group.tensor(weights).bytes
-    moved = group.compulsory_bytes - own + own * PRODUCTS // 4
+    more = own * PRODUCTS // 4 - own
+    moved = group.compulsory_bytes + more
+    afar = EXPOSED * more / (1e9 * machine.bandwidth_gbps(len(machine.caches), threads))
+    total = sum(parts) + sum(b.seconds for b in crossed[1:]) + fork + afar
     flops = group.main.flops * PRODUCTS // 8
     bounds = bound_times(flops, moved, machine, threads)
     largest = max(bounds, key=lambda name: bounds[name])
@@ -79,6 +87,12 @@ def _work(plan: StrassenPixelsPlan, machine: Machine) -> tuple[TileWork, float]:
         pieces += Counter({(plan.wide, True): pairs})
         pieces += Counter({(plan.narrow, True): narrow}) + Counter({(1, False): singles})
     compute = store = near = sums = 0.0
+    if plan.corner and results % plan.lanes:
+        pieces[1, False] -= 1
+        for channels, number in tiles.items():
+            each = plan.deep * corner_cycles(isa, plan.corner) + k.call_cycles
+            alone = CORNER_CYCLES * channels * plan.corner * 2
+            compute += images * number * (len(SINGLE) * each + alone)
     for (wide, paired), count in pieces.items():
         products = PRODUCTS if paired else len(SINGLE)
         loads, added = (4, before) if paired else (2, 2)

@@ -24,6 +24,7 @@ from tilewright.kernels.cpu.isa.x86 import UNROLL
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
 from tilewright.kernels.cpu.schemas.pixels.code import ROWS_AHEAD, weights_of
+from tilewright.kernels.cpu.schemas.pixels.corner import corner_name, write_corner
 from tilewright.kernels.cpu.schemas.pixels.plan import kernel_name
 from tilewright.kernels.cpu.schemas.strassen.code import namer
 from tilewright.kernels.cpu.schemas.strassen_pixels.plan import StrassenPixelsPlan
@@ -52,13 +53,17 @@ def generate(plan: StrassenPixelsPlan) -> str:
     emitter = resolve(ISAS[plan.schedule.isa].rows_emit)
     for channels, wide in _variants(plan):
         writer.lines += [*emitter(plan.kernel(channels, 1, wide)).splitlines(), '']
+    for channels in sorted(set(plan.counts), reverse=True) if plan.corner else ():
+        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner, plan.strip)
     _write_sums(writer, plan)
     _write_fill(writer, plan)
     _write_after(writer, plan)
     for wide in dict.fromkeys(_pairs(plan)):
         _write_results(writer, plan, wide)
-    if plan.singles:
+    if _vectors(plan):
         _write_single_results(writer, plan)
+    if plan.corner:
+        _write_corner_results(writer, plan)
     places = _write_packing(writer, plan)
     _write_part(writer, plan, places)
     return writer.text()
@@ -70,9 +75,14 @@ def _pairs(plan: StrassenPixelsPlan) -> list[int]:
     return found + ([plan.narrow] if plan.narrow else [])
 
 
+def _vectors(plan: StrassenPixelsPlan) -> tuple[int, ...]:
+    """Pixels of the single vectors that micro-kernels along rows compute."""
+    return plan.singles[:-1] if plan.corner else plan.singles
+
+
 def _variants(plan: StrassenPixelsPlan) -> list[tuple[int, int]]:
     """Channels and vectors of every register tile that occurs."""
-    wides = dict.fromkeys([*_pairs(plan), *([1] if plan.singles else [])])
+    wides = list(dict.fromkeys(_pairs(plan) + ([1] if _vectors(plan) else [])))
     return [(k, w) for k in sorted(set(plan.counts), reverse=True) for w in wides]
 
 
@@ -239,21 +249,50 @@ def _write_single_results(writer: Writer, plan: StrassenPixelsPlan) -> None:
     for half, name in enumerate(('upper', 'lower')):
         text = ' + '.join(f'p{t}' for t, _, of in SINGLE if of == half)
         writer.line(f'const row_v {name} = {text};')
-    if plan.lanes in plan.singles:
+    if plan.lanes in _vectors(plan):
         writer.open(f'if (width == {plan.lanes})')
         for half, name in enumerate(('upper', 'lower')):
             writer.line(_store(plan, name, half, 0, ''))
         writer.line('continue;')
         writer.close()
     for half, name in enumerate(('upper', 'lower')):
-        out, places = _places(plan, half, 0, 'x')
         writer.open('for (long x = 0; x < width; x++)')
-        for item in plan.epilogue.operands:
-            writer.line(f'const long {item.name}_at = {places[item.name]};')
-        writer.line(f'const float value = {name}[x];')
-        writer.line(f'out[{out}] = {plan.epilogue.expression};')
+        _write_result(writer, plan, half, f'{name}[x]')
         writer.close()
     writer.close(2)
+    writer.line()
+
+
+def _write_result(writer: Writer, plan: StrassenPixelsPlan, half: int, value: str) -> None:
+    """One result, of channel k of a half and pixel x."""
+    out, places = _places(plan, half, 0, 'x')
+    for item in plan.epilogue.operands:
+        writer.line(f'const long {item.name}_at = {places[item.name]};')
+    writer.line(f'const float value = {value};')
+    writer.line(f'out[{out}] = {plan.epilogue.expression};')
+
+
+def _write_corner_results(writer: Writer, plan: StrassenPixelsPlan) -> None:
+    """`results_corner`: both halves of the last pixels, with channels across the lanes."""
+    lanes = plan.lanes
+    writer.open(
+        'static __attribute__((noinline)) void results_corner(const float *restrict m, '
+        f'float *out, long channels{_operands(plan)})'
+    )
+    writer.line(f'float sums[{2 * plan.corner * lanes}];')
+    writer.open(f'for (long x = 0; x < {plan.corner * lanes}; x += {lanes})')
+    for half in (0, 1):
+        places = (f'm + x + {t * plan.tile_floats}' for t, _, of in SINGLE if of == half)
+        text = ' + '.join(f'*(const row_v *)({place})' for place in places)
+        writer.line(f'*(row_v *)(sums + x + {half * plan.corner * lanes}) = {text};')
+    writer.close()
+    for half in (0, 1):
+        writer.open('for (long k = 0; k < channels; k++)')
+        writer.open(f'for (long x = 0; x < {plan.corner}; x++)')
+        shift = half * plan.corner * lanes
+        _write_result(writer, plan, half, f'sums[x * {lanes} + k + {shift}]')
+        writer.close(2)
+    writer.close()
     writer.line()
 
 
@@ -261,7 +300,7 @@ def _write_packing(writer: Writer, plan: StrassenPixelsPlan) -> dict[str, int]:
     """tw_pack: sums of the weights of a tile of channels, product by product."""
     group, shape = plan.group, plan.shape
     filters = weights_of(plan)
-    places = abi.constant_places(group, filters.tensor, plan.packed_floats)
+    places = abi.constant_places(group, filters.tensor, plan.packed_end)
     number = [t.name for t in group.with_role('constant')].index(filters.tensor)
     strides, const = access_strides(group, filters)
     channel, summed = strides[shape.channels], strides[shape.summed]
@@ -286,7 +325,7 @@ def _write_packing(writer: Writer, plan: StrassenPixelsPlan) -> dict[str, int]:
     place = total([scaled('(first + k)', channel), scaled('c', summed), str(const)])
     writer.line(f'sum_weights(to, channels * {plan.deep}, from + {place});')
     writer.close(3)
-    floats = abi.write_constants(writer, group, places, plan.packed_floats)
+    floats = abi.write_constants(writer, group, places, plan.packed_end)
     writer.close()
     writer.line()
     abi.write_sizes(writer, plan.schedule.threads, plan.scratch_floats, floats)
@@ -355,16 +394,18 @@ def _write_shares(writer: Writer, plan: StrassenPixelsPlan) -> None:
 
 def _write_products(writer: Writer, plan: StrassenPixelsPlan) -> None:
     """Every product of a tile of channels with the pieces of a block, into M."""
-    share = plan.deep // UNROLL * LINE_FLOATS
+    isa, share = plan.schedule.isa, plan.deep // UNROLL * LINE_FLOATS
     step = f'pixels += {plan.piece_floats}, at += {PRODUCTS * plan.tile_floats}, next += {share}'
 
-    def call(wide: int) -> None:
+    def called(name: Callable[[int], str], given: str) -> None:
         counts = sorted(set(plan.counts), reverse=True)
         for number, channels in enumerate(counts):
             test = '' if number + 1 == len(counts) else f'if (channels == {channels}) '
-            name = kernel_name(plan.schedule.isa, channels, 1, wide)
-            given = f'(weights, pixels, at, {plan.deep}, {plan.lanes}, NULL, NULL, next)'
-            writer.line(f'{"else " if number else ""}{test}{name}{given};')
+            writer.line(f'{"else " if number else ""}{test}{name(channels)}({given});')
+
+    def call(wide: int) -> None:
+        given = f'weights, pixels, at, {plan.deep}, {plan.lanes}, NULL, NULL, next'
+        called(lambda channels: kernel_name(isa, channels, 1, wide), given)
 
     writer.open(f'for (long t = 0; t < {PRODUCTS}; t++)')
     writer.line(f'const float *next = weights + channels * {plan.deep};')
@@ -382,11 +423,15 @@ def _write_products(writer: Writer, plan: StrassenPixelsPlan) -> None:
             writer.line(f'{step};')
         if plan.singles:
             numbers = [t for t, _, _ in SINGLE]
-            writer.open(
-                f'for (int i = 0; i < {len(plan.singles)} && t >= {min(numbers)} && '
-                f't <= {max(numbers)}; i++, {step})'
-            )
-            call(1)
+            writer.open(f'if (t >= {min(numbers)} && t <= {max(numbers)})')
+            for _ in _vectors(plan):
+                call(1)
+                writer.line(f'{step};')
+            if plan.corner:
+                called(
+                    lambda channels: corner_name(isa, channels, plan.corner),
+                    f'weights, pixels, at, {plan.deep}',
+                )
             writer.close()
         writer.close()
     writer.line(f'weights += channels * {plan.deep};')
@@ -421,7 +466,9 @@ def _write_stores(writer: Writer, plan: StrassenPixelsPlan) -> None:
         if plan.narrow:
             writer.line(f'results_{plan.narrow}(at, {to}, channels{given()});')
             writer.line(f'x += {2 * plan.narrow * plan.lanes}, {step};')
-        for count in plan.singles:
+        for count in _vectors(plan):
             writer.line(f'results_single(at, {to}, channels, {count}{given()});')
             writer.line(f'x += {plan.lanes}, {step};')
+        if plan.corner:
+            writer.line(f'results_corner(at, {to}, channels{given()});')
         writer.close()

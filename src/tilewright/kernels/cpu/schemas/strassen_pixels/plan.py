@@ -88,6 +88,12 @@ class StrassenPixelsPlan(PixelsPlan):
         left = self.rest - 2 * self.narrow * self.lanes
         return tuple(min(self.lanes, left - at) for at in range(0, left, self.lanes))
 
+    @property
+    def corner(self) -> int:
+        """Pixels of the last single vector, if they are few."""
+        last = self.singles[-1] if self.singles else 0
+        return last if last <= self.lanes // 2 and max(self.counts) <= self.lanes else 0
+
     def pieces(self, pixels: int) -> tuple[int, int, int]:
         """(pairs, narrower pairs, single vectors) of so many pixels, which end in a whole pair or
         where the image does.
@@ -116,9 +122,13 @@ class StrassenPixelsPlan(PixelsPlan):
         return self.slots * self.piece_floats
 
     @property
+    def held_floats(self) -> int:
+        return max(1, min(self.block, self.shape.across.size) // self.pair) * self.piece_floats
+
+    @property
     def tile_floats(self) -> int:
         """Floats of one product of a piece."""
-        return abi.aligned(self.most * self.strip)
+        return abi.aligned(max(self.most * self.strip, self.corner * self.lanes))
 
     @property
     def m_floats(self) -> int:
