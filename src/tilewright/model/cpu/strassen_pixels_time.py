@@ -34,7 +34,6 @@ from tilewright.model.cpu.pixels_time import (
 )
 from tilewright.model.cpu.prediction import Prediction, bound_times
 from tilewright.model.cpu.strassen_time import additions
-from tilewright.model.cpu.winograd_half_time import EXPOSED
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
 from tilewright.ops.strassen import PRODUCTS, SINGLE
@@ -59,7 +58,7 @@ def predict_strassen_pixels(group: Group, schedule: Schedule, machine: Machine) 
     own = group.tensor(weights).bytes
     more = own * PRODUCTS // 4 - own
     moved = group.compulsory_bytes + more
-    afar = EXPOSED * more / (1e9 * machine.bandwidth_gbps(len(machine.caches), threads))
+    afar = more / (1e9 * machine.bandwidth_gbps(len(machine.caches), threads))
     total = sum(parts) + sum(b.seconds for b in crossed[1:]) + fork + afar
     flops = group.main.flops * PRODUCTS // 8
     bounds = bound_times(flops, moved, machine, threads)
