@@ -20,7 +20,9 @@ from tilewright.kernels.cpu.schemas.chain.space import (
     product_schedule,
 )
 from tilewright.kernels.cpu.schemas.general.space import general_schedule
+from tilewright.kernels.cpu.schemas.pixels.space import pixels_schedule
 from tilewright.kernels.cpu.schemas.stencil.space import stencil_schedule
+from tilewright.kernels.cpu.schemas.strassen_pixels.space import strassen_pixels_schedule
 from tilewright.kernels.cpu.space import register_order, whole_tile
 from tilewright.machine.isa import ISAS
 from tilewright.ops.blocked import blocked
@@ -43,6 +45,7 @@ FUSED = conv2d(c=4, h=6, w=6, k=8, r=1, s=1, bias=True, activation='silu')
 DEPTHWISE = conv2d(c=6, h=7, w=9, k=6, r=3, s=3, pad=1, groups=6, bias=True, activation='relu6')
 GROUPED = conv2d(n=2, c=4, h=5, w=5, k=16, r=3, s=1, pad=(1, 0, 0, 1), groups=2)
 SLIDING = conv2d(c=4, h=13, w=21, k=4, r=3, s=3, stride=2, pad=1, groups=2)
+FLAT = flatten(conv2d(c=8, h=5, w=7, k=6, r=1, s=1, bias=True, activation='relu'))
 PRODUCT = matmul(m=6, n=12, k=10)
 TALL = matmul(m=9, n=20, k=10)
 POOLED = max_pool((1, 3, 6, 9), windows((6, 9), 3, 2, 1))
@@ -127,6 +130,8 @@ CASES: dict[str, tuple[Group, Schedule]] = {
         product_schedule(EXPANDED, 'avx2', {'w': 4, 'k': 8}, {'h': 2}, rows=2, lanes=4),
     ),
     'chain_pool': (CHAINED_POOL, nest_schedule(CHAINED_POOL, 'portable', {'h': 1})),
+    'pixels_corner': (FLAT, pixels_schedule(FLAT, 'avx2', (3, 1, 2), 64, (('k', 2),), 'l2')),
+    'strassen_pixels': (FLAT, strassen_pixels_schedule(FLAT, 'avx2', (3, 2), 1, (), 'l2')),
     'rows_ahead': (TALL, packed(TALL, 'avx2', 'j', {'i': 2, 'j': 1}, inner={'j': 8}, pack='')),
     'rows_avx512': (TALL, packed(TALL, 'avx512', 'j', {'i': 2, 'j': 1}, inner={'j': 16}, pack='')),
     'moving_product': (MOVING, packed(MOVING, 'portable', 'j', {'i': 3, 'j': 1}, pack='')),

@@ -39,6 +39,9 @@ OUT = (
     (0, 1, 0, 1, 0, 0, 0),
     (1, -1, 1, 0, 0, 1, 0),
 )
+# A right operand of one column of blocks takes four of the products: (which, signs of its two
+# blocks, row of the result that the product is added to).
+SINGLE = ((1, (1, 0), 1), (2, (1, -1), 0), (3, (-1, 1), 1), (4, (0, 1), 0))
 PRODUCTS = len(LEFT)
 MOST_LEVELS = 2  # a third multiplies weights to 5.4 times as many
 _GROWTH = 12  # of the variance of an error with every level, while that of results doubles

@@ -212,6 +212,7 @@ SCHEMAS: Registry[CpuSchema] = Registry(
         f'{_FOLDERS}.winograd_words:WINOGRAD_WORDS',
         f'{_FOLDERS}.byte_pairs:BYTE_PAIRS',
         f'{_FOLDERS}.strassen_half:STRASSEN_HALF',
+        f'{_FOLDERS}.strassen_pixels:STRASSEN_PIXELS',
         f'{_FOLDERS}.chain:CHAIN',
         f'{_FOLDERS}.recurrence:RECURRENCE',
         f'{_FOLDERS}.attention:ATTENTION',

@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tilewright.kernels.cpu.isa.x86_rows import EMBEDDED_VECTORS
+from tilewright.kernels.cpu.schemas.pixels.corner import times_written
 from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, plan_pixels
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
@@ -31,6 +32,8 @@ COPY_CYCLES = 2.0  # one vector of the input: loaded, stored, later ones asked f
 APART_CYCLES = 1.0  # one element of it where a stride lies between neighbours
 ROW_CYCLES = 25.0  # one row of it: where it begins, what padding it has
 FETCH_CYCLES = 1.5  # one line of results that is asked for
+
+CORNER_CYCLES = 2.0  # one result of the last pixels: alone, through an epilogue in C
 
 KEPT = 0.7  # share of the room in a cache up to which a copy stays whole
 
@@ -48,6 +51,16 @@ def step_cycles(isa: Isa, channels: int, vectors: int, split: float) -> float:
         loads / (SUSTAINED * isa.loads_per_cycle),
         (fmas + channels - again + vectors) / (SUSTAINED * ISSUE_PER_CYCLE),
         isa.fma_chain_cycles,
+    )
+
+
+def corner_cycles(isa: Isa, pixels: int) -> float:
+    """The same of the last few pixels, with channels across the lanes (pixels/corner.py)."""
+    return max(
+        pixels / isa.fma_per_cycle,
+        (pixels + 1) / (SUSTAINED * isa.loads_per_cycle),
+        (2 * pixels + 1) / (SUSTAINED * ISSUE_PER_CYCLE),
+        isa.fma_chain_cycles / times_written(isa, pixels),
     )
 
 
@@ -98,8 +111,10 @@ def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
     blocks = [min(plan.block, results - at) for at in range(0, results, plan.block)]
     summed, points = sizes[shape.summed], sizes[shape.summed] * plan.taps
 
-    wide = Counter[int]()
+    wide, corners = Counter[int](), 0
     for size in blocks if shape.flat else [shape.across.size]:
+        if plan.corner and size % plan.strip == plan.corner:
+            size, corners = size - plan.corner, images
         whole, rest = divmod(-(-size // plan.lanes), plan.wide)
         wide += Counter({plan.wide: whole}) + Counter({rest: 1 if rest else 0})
     high = Counter({1: 1})
@@ -113,6 +128,9 @@ def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
     compute = store = near = 0.0
     held = machine.caches[0].bytes * MARGIN / 4
     for channels, count in tiles.items():
+        results_of = channels * plan.corner
+        each = points * corner_cycles(isa, plan.corner) if corners else 0.0
+        compute += corners * count * (each + k.call_cycles + CORNER_CYCLES * results_of)
         for h, down in high.items():
             for w, across in wide.items():
                 vectors, times = h * w, images * count * down * across
@@ -130,11 +148,13 @@ def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
 
 
 def boundaries_of(
-    plan: PixelsPlan, machine: Machine, done: TileWork, read: float
+    plan: PixelsPlan, machine: Machine, done: TileWork, read: float, seen: float = 1.0
 ) -> tuple[Boundary, ...]:  # fmt: skip
-    """What moves over each boundary, where one thread `read`s so many floats to make its copies."""
+    """What moves over each boundary, where one thread `read`s so many floats to make its copies;
+    a share of what weights take to come from behind the second cache is `seen`.
+    """
     words, seconds = _traffic(
-        plan, machine, read, done.near, done.results, done.images * len(done.blocks)
+        plan, machine, read, done.near, done.results, done.images * len(done.blocks), seen
     )
     return tuple(
         Boundary(name, 4 * plan.schedule.threads * n, s)
@@ -149,10 +169,10 @@ def missed(plan: PixelsPlan, machine: Machine, number: int) -> float:
     Of a cache as large as it is reported: what a probe found usable may leave out more than that.
     """
     threads, cache = plan.schedule.threads, machine.caches[number]
-    if 4 * plan.buffer_floats > MARGIN * machine.capacity_bytes(number, threads):
+    if 4 * plan.held_floats > MARGIN * machine.capacity_bytes(number, threads):
         return 1.0
     room = MARGIN * cache.bytes / min(threads, cache.shared_by)
-    return max(0.0, (4 * plan.buffer_floats / room - KEPT) / (1 - KEPT))
+    return max(0.0, (4 * plan.held_floats / room - KEPT) / (1 - KEPT))
 
 
 def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, float]:
@@ -170,7 +190,13 @@ def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, floa
 
 
 def _traffic(
-    plan: PixelsPlan, machine: Machine, copied: float, near: float, results: int, blocks: int
+    plan: PixelsPlan,
+    machine: Machine,
+    copied: float,
+    near: float,
+    results: int,
+    blocks: int,
+    seen: float,
 ) -> tuple[list[float], list[float]]:
     """Floats over every boundary for one thread, and the seconds of them that nothing hides.
 
@@ -188,11 +214,10 @@ def _traffic(
         inputs = copied if copied + written + weights > room else 0.0
         outputs = written if inputs else 0.0
         again = near * (missed(plan, machine, number) if number else 1.0)
-        if number and weights > room:
-            again += weights * blocks
+        filters = weights * blocks if number and weights > room else 0.0
         exposed = k.exposed[min(number, len(k.exposed) - 1)] * (1 if number else STREAMED)
-        words.append(inputs + outputs + again)
+        words.append(inputs + outputs + again + filters)
         # Copying waits for lines; results and what tiles read again arrive while others compute.
-        waits = k.pack_from * inputs + exposed * (k.written * outputs + again)
+        waits = k.pack_from * inputs + exposed * (k.written * outputs + again + seen * filters)
         seconds.append(waits / rate)
     return words, seconds

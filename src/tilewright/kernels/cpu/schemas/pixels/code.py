@@ -22,12 +22,14 @@ from tilewright.kernels.cpu.isa.x86 import UNROLL
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import Operand, access_strides, write_epilogue
 from tilewright.kernels.cpu.schemas.outer.finish import Finished
+from tilewright.kernels.cpu.schemas.pixels.corner import corner_name, write_corner
 from tilewright.kernels.cpu.schemas.pixels.plan import PixelsPlan, kernel_name
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 from tilewright.ops.stage import Access
 from tilewright.registry import resolve
 
+STRIPS_TOGETHER = 2  # that are filled channel by channel: each is a stream of stores of its own
 ROWS_AHEAD = 4  # channels whose pixels are asked for while one is copied (kernels/cpu/operand.py)
 
 COPY = """\
@@ -59,7 +61,7 @@ def generate(plan: PixelsPlan) -> str:
     writer = Writer()
     abi.write_head(writer, plan.group, plan.schedule)
     before = plan.front.functions if plan.front else ()
-    behind = plan.epilogue.functions if plan.finish is None else ()
+    behind = plan.epilogue.functions if plan.finish is None or plan.corner else ()
     write_epilogue(writer, tuple(dict.fromkeys((*before, *behind))))
     write_copy(writer, plan)
     (_write_strips if plan.shape.flat else _write_rows)(writer, plan)
@@ -75,6 +77,8 @@ def write_kernels(writer: Writer, plan: PixelsPlan) -> None:
     emitter = resolve(ISAS[plan.schedule.isa].rows_emit)
     for channels, high, wide in variants(plan):
         writer.lines += [*emitter(plan.kernel(channels, high, wide)).splitlines(), '']
+    for channels in sorted(set(plan.counts), reverse=True) if plan.corner else ():
+        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner, plan.strip)
 
 
 def write_finish(writer: Writer, plan: PixelsPlan) -> None:
@@ -82,6 +86,8 @@ def write_finish(writer: Writer, plan: PixelsPlan) -> None:
     _write_fetch(writer, plan)
     if plan.finish is None:
         _write_epilogue(writer, plan)
+    if plan.corner:
+        _write_corner_results(writer, plan)
 
 
 def variants(plan: PixelsPlan) -> list[tuple[int, int, int]]:
@@ -214,11 +220,11 @@ def _image(plan: PixelsPlan) -> int:
 def _write_packing(writer: Writer, plan: PixelsPlan) -> dict[str, int]:
     """Weights of a tile of channels side by side, for each channel and point of the window."""
     group, filters = plan.group, weights_of(plan).tensor
-    places = abi.constant_places(group, filters, plan.packed_floats)
+    places = abi.constant_places(group, filters, plan.packed_end)
     number = [t.name for t in group.with_role('constant')].index(filters)
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     write_weights(writer, plan, f'constants[{number}]')
-    floats = abi.write_constants(writer, group, places, plan.packed_floats)
+    floats = abi.write_constants(writer, group, places, plan.packed_end)
     writer.close()
     writer.line()
     abi.write_sizes(writer, plan.schedule.threads, plan.scratch_floats, floats)
@@ -288,6 +294,27 @@ def _write_epilogue(writer: Writer, plan: PixelsPlan) -> None:
     writer.line()
 
 
+def _write_corner_results(writer: Writer, plan: PixelsPlan) -> None:
+    """`store_corner`: sums with channels across the lanes, through the epilogue."""
+    out, _ = access_strides(plan.group, plan.group.main.write)
+    names = {plan.shape.channels: 'k', plan.shape.across.name: 'x'}
+    operands = ''.join(f', const float *{item.name}' for item in plan.epilogue.operands)
+    writer.open(
+        'static __attribute__((noinline)) void store_corner(const float *restrict sums, '
+        f'float *restrict out, long channels{operands})'
+    )
+    writer.open('for (long k = 0; k < channels; k++)')
+    writer.open(f'for (long x = 0; x < {plan.corner}; x++)')
+    for item in plan.epilogue.operands:
+        terms = [scaled(text, item.stride(d)) for d, text in names.items()]
+        writer.line(f'const long {item.name}_at = {total(terms)};')
+    writer.line(f'const float value = sums[x * {plan.lanes} + k];')
+    place = total([scaled(text, out.get(d, 0)) for d, text in names.items()])
+    writer.line(f'out[{place}] = {plan.epilogue.expression};')
+    writer.close(3)
+    writer.line()
+
+
 def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> None:
     group = plan.group
     inputs = {t.name: f'args->in[{i}]' for i, t in enumerate(group.with_role('input'))}
@@ -300,8 +327,16 @@ def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> Non
     writer.open('void tw_part(const tw_args *args, long part)')
     source = plan.front.source if plan.front else image
     numbers = ''.join(f', {pointer(n.tensor)}' for n in (plan.front.numbers if plan.front else ()))
-    copy = f'copy_tile({pointer(source)} + n * {size}, buffer, block, end{numbers});'
-    write_nest(writer, plan, pointer, [copy])
+    copy = [f'copy_tile({pointer(source)} + n * {size}, buffer, block, end{numbers});']
+    if plan.shape.flat:
+        step, floats = STRIPS_TOGETHER * plan.strip, STRIPS_TOGETHER * plan.strip_floats
+        copy = [
+            'float *to = buffer;',
+            f'for (long x = block; x < end; x += {step}, to += {floats})',
+            f'    copy_tile({pointer(source)} + n * {size}, to, x, min_long(x + {step}, end)'
+            f'{numbers});',
+        ]
+    write_nest(writer, plan, pointer, copy)
     writer.close()
 
 
@@ -357,9 +392,14 @@ def write_nest(
 
 
 def _write_flat(writer: Writer, plan: PixelsPlan) -> None:
-    lanes, strip = plan.lanes, plan.strip
+    lanes, strip, size = plan.lanes, plan.strip, plan.shape.across.size
     writer.line('const float *pixels = buffer;')
     writer.open(f'for (long x = block; x < end; x += {strip}, pixels += {plan.strip_floats})')
+    if plan.corner:
+        writer.open(f'if (x == {size - plan.corner})')
+        _write_corner_call(writer, plan)
+        writer.line('continue;')
+        writer.close()
     writer.line(f'const long vectors = min_long({plan.wide}, (end - x + {lanes - 1}) / {lanes});')
     writer.line(f'const long lanes = min_long({lanes}, end - x - (vectors - 1) * {lanes});')
     _write_call(writer, plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''))
@@ -383,15 +423,45 @@ def _write_tiles(writer: Writer, plan: PixelsPlan) -> None:
     writer.close(2 if plan.shape.down.name else 1)
 
 
+def _write_corner_call(writer: Writer, plan: PixelsPlan) -> None:
+    """The sums of the last pixels, and what becomes of them."""
+    sizes, counts = plan.sizes, sorted(set(plan.counts), reverse=True)
+    out, const = access_strides(plan.group, plan.group.main.write)
+    place = _placed(plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''))
+    writer.line(
+        f'float *sums = buffer + {plan.scratch_floats - abi.aligned(plan.corner * plan.lanes)};'
+    )
+    for number, channels in enumerate(counts):
+        test = '' if number + 1 == len(counts) else f'if (channels == {channels}) '
+        name = corner_name(plan.schedule.isa, channels, plan.corner)
+        given = f'(weights, pixels, sums, {sizes[plan.shape.summed]});'
+        writer.line(f'{"else " if number else ""}{test}{name}{given}')
+    operands = ''.join(
+        f', {item.name} + {place(item.stride, item.const)}' for item in plan.epilogue.operands
+    )
+    target = f'args->out + {place(lambda d: out.get(d, 0), const)}'
+    writer.line(f'store_corner(sums, {target}, channels{operands});')
+
+
+def _placed(
+    plan: PixelsPlan, at: Callable[[str], str]
+) -> Callable[[Callable[[str], int], int], str]:  # fmt: skip
+    """Where a tile begins in a tensor of these strides; `at` says where it does along pixels."""
+    shape = plan.shape
+    names = {shape.channels: 'k'} | ({shape.batch: 'n'} if shape.batch else {})
+
+    def place(strides: Callable[[str], int], const: int) -> str:
+        found = ((names.get(d) or at(d), strides(d)) for d in plan.sizes)
+        return total([*(scaled(text, stride) for text, stride in found if text), str(const)])
+
+    return place
+
+
 def _write_call(writer: Writer, plan: PixelsPlan, at: Callable[[str], str]) -> None:
     """The micro-kernel that fits this tile; `at` says where it begins along pixels."""
     shape, sizes = plan.shape, plan.sizes
     out, const = access_strides(plan.group, plan.group.main.write)
-    names = {shape.channels: 'k'} | ({shape.batch: 'n'} if shape.batch else {})
-
-    def place(strides: Callable[[str], int], const: int) -> str:
-        terms = [scaled(names.get(d) or at(d), strides(d)) for d in sizes if names.get(d) or at(d)]
-        return total([*terms, str(const)])
+    place = _placed(plan, at)
 
     def operand(name: str) -> str:
         found: dict[str, Operand] = {i.name: i for i in plan.epilogue.operands}

@@ -30,6 +30,7 @@ from tilewright.kernels.cpu.isa.x86_rows import RowKernel, registers_needed
 from tilewright.kernels.cpu.operand import LINE_FLOATS, odd_lines
 from tilewright.kernels.cpu.pointwise import Epilogue, Operand, access_strides, typed_epilogue
 from tilewright.kernels.cpu.schemas.outer.finish import Finished, read_finish
+from tilewright.kernels.cpu.schemas.pixels.corner import corner_pixels
 from tilewright.machine.isa import ISAS
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
@@ -162,7 +163,8 @@ class PixelsPlan:
     the epilogue. `high` and `wide` are rows and vectors of a register tile, `most` the most
     channels of one, `block` the results along rows (or along the run of pixels) whose input is
     copied at once. `dealt`: results along rows that threads deal out together (0: one row, or one
-    vector of the run of pixels).
+    vector of the run of pixels). `corners`: the last few pixels of a run are computed by themselves
+    (corner.py).
     """
 
     group: Group
@@ -176,6 +178,7 @@ class PixelsPlan:
     wide: int
     block: int
     dealt: int = 0
+    corners: bool = True
 
     @property
     def lanes(self) -> int:
@@ -202,6 +205,24 @@ class PixelsPlan:
         tiles = -(-size // self.most)
         starts = [tile * size // tiles for tile in range(tiles + 1)]
         return tuple(end - start for start, end in itertools.pairwise(starts))
+
+    @property
+    def held_floats(self) -> int:
+        """What the tiles of channels of most blocks read again."""
+        return self.buffer_floats
+
+    @property
+    def corner(self) -> int:
+        """Pixels at the end of a run that are computed with channels across the lanes."""
+        if not (self.corners and self.shape.flat) or max(self.counts) > self.lanes:
+            return 0
+        found = corner_pixels(self.shape.across.size, self.lanes)
+        return found if self.shape.across.size % self.strip == found else 0
+
+    @property
+    def packed_end(self) -> int:
+        """Floats of packed weights, and of lanes behind the last that are read."""
+        return self.packed_floats + (self.lanes if self.corner else 0)
 
     @property
     def taps(self) -> int:
@@ -331,7 +352,8 @@ class PixelsPlan:
 
     @property
     def scratch_floats(self) -> int:
-        return abi.aligned(self.buffer_floats + LINE_FLOATS)
+        corner = self.corner * self.lanes
+        return abi.aligned(self.buffer_floats + LINE_FLOATS) + abi.aligned(corner)
 
 
 def kernel_name(isa: str, channels: int, high: int, wide: int) -> str:

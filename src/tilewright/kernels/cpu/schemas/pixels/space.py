@@ -88,21 +88,27 @@ def block_within(
 
 def register_tiles(group: Group, shape: Shape, isa: Isa) -> Iterator[tuple[int, int, int]]:
     """(channels, rows, vectors) whose sums keep the multiply-add units busy."""
-    wanted = isa.fma_per_cycle * isa.fma_latency_cycles
     size, lines = group.main.sizes[shape.channels], shape.down.size if shape.down.name else 1
     row = -(-shape.across.size // isa.lanes)
     for vectors in range(1, MOST_VECTORS + 1):
-        most = (isa.registers - 1) // vectors - 1
         for high in (h for h in range(1, vectors + 1) if vectors % h == 0):
             wide = vectors // high
             if high > lines or wide > row or (high > 1 and wide < min(row, 2)):
                 continue
-            blocks = -(-size // most)
-            for count in {blocks, blocks + 1}:
-                channels = -(-size // count)
-                busy = channels * vectors >= wanted or channels == size
-                if busy and registers_needed(channels, vectors) <= isa.registers:
-                    yield channels, high, wide
+            for channels in sums_that_fit(size, vectors, isa):
+                yield channels, high, wide
+
+
+def sums_that_fit(size: int, vectors: int, isa: Isa) -> Iterator[int]:
+    """Channels, of `size`, of register tiles of so many vectors that are worth pricing."""
+    wanted = isa.fma_per_cycle * isa.fma_latency_cycles
+    most = (isa.registers - 1) // vectors - 1
+    blocks = -(-size // most)
+    for count in {blocks, blocks + 1}:
+        channels = -(-size // count)
+        busy = channels * vectors >= wanted or channels == size
+        if busy and registers_needed(channels, vectors) <= isa.registers:
+            yield channels
 
 
 def _legal(group: Group, schedule: Schedule) -> bool:
