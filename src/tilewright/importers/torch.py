@@ -37,13 +37,14 @@ from tilewright.importers import (
     aten_shapes,
     aten_training,
     aten_windows,
+    aten_writes,
 )
 from tilewright.importers.aten_call import Call, Emitter, Handler, UnsupportedError, type_of
 from tilewright.importers.shapes import checked_shape, given_shapes
 
 _TABLES = (
     aten_attention, aten_elementwise, aten_embedding, aten_recurrent, aten_shapes, aten_training,
-    aten_windows,
+    aten_windows, aten_writes,
 )  # fmt: skip
 HANDLERS: dict[str, Handler] = {
     f'aten.{name}': handler for table in _TABLES for name, handler in table.HANDLERS.items()
@@ -56,6 +57,10 @@ _KEPT = (
     'pixel_shuffle.default', 'adaptive_avg_pool1d.default', 'matmul.default',
     'scaled_dot_product_attention.default', *aten_recurrent.HANDLERS,
 )  # fmt: skip
+
+
+# Operators that PyTorch takes apart only where it is asked to.
+_TAKEN_APART = ('grid_sampler_2d.default',)
 
 
 def import_torch(
@@ -367,6 +372,11 @@ def _decomposed(torch: Any, program: Any) -> Any:
     for name in _KEPT:
         packet, _, overload = name.partition('.')
         table.pop(getattr(getattr(torch.ops.aten, packet), overload), None)
+    apart = [
+        getattr(getattr(torch.ops.aten, packet), overload)
+        for packet, _, overload in (name.partition('.') for name in _TAKEN_APART)
+    ]
+    table.update(import_module('torch._decomp').get_decompositions(apart))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         return program.run_decompositions(table)
@@ -549,7 +559,10 @@ class _Importer:
         return made if isinstance(found, list | tuple) else made[0]
 
     def _is_empty(self, result: Any) -> bool:
-        return isinstance(result, self.torch.Tensor) and 0 in result.shape
+        """Sizes that follow from data are none that could be asked."""
+        if not isinstance(result, self.torch.Tensor):
+            return False
+        return any(isinstance(size, int) and size == 0 for size in result.shape)
 
     def _unknown(self, node: Any) -> bool:
         return isinstance(node.meta.get('val'), self.torch.Tensor) and node not in self.values
