@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -362,6 +363,8 @@ class Branching(torch.nn.Module):
         (Branching(), {'example_inputs': (tensor(2),)}, 'cannot be traced by torch.export'),
         (Several([lambda x: x[x > 0]]), {'example_inputs': (tensor(4),)}, 'by truth values'),
         (Two(), {'example_inputs': (tensor(2).half(), tensor(2).bfloat16())}, 'on bfloat16'),
+        (Two(), {'example_inputs': 3}, 'example_inputs is a int; give a tuple'),
+        (Two(), {'example_inputs': {'x': tensor(2)}}, 'example_inputs is a dict; give a tuple'),
         (Two(), {'shapes': [(1,), (1,)]}, 'shapes is a list; give a dictionary'),
         (Two(), {'shapes': {'x': (1,), 'y': 1}}, "shapes gives 'y' as 1; give whole numbers"),
         (Two(), {'shapes': {'x': (1,), 'y': (-1,)}}, 'sizes are at least 0'),
@@ -373,6 +376,15 @@ def test_what_cannot_be_imported_is_one_sentence(module, given, sentence):
     with pytest.raises(ModelError, match=sentence) as caught:
         import_torch(module, **given)
     assert '\n' not in str(caught.value)
+
+
+def test_modules_are_traced_in_several_threads():
+    """PyTorch's tracer is for one at a time."""
+    x = tensor(1, 2, 5, 5)
+    modules = [torch.nn.Conv2d(2, count, 3) for count in (1, 2, 3, 4)]
+    with ThreadPoolExecutor(len(modules)) as pool:
+        graphs = list(pool.map(lambda one: import_torch(one, example_inputs=(x,)), modules))
+    assert [graph.constants['p_weight'].shape[0] for graph in graphs] == [1, 2, 3, 4]
 
 
 def test_tables_name_operators_that_exist():

@@ -15,6 +15,7 @@ import inspect
 import io
 import logging
 import operator
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,6 +60,8 @@ _KEPT = (
 )  # fmt: skip
 
 
+# PyTorch's tracer has one state for all threads, and what it prints is kept away for all of them.
+_EXPORTS = threading.RLock()
 # Operators that PyTorch takes apart only where it is asked to.
 _TAKEN_APART = ('grid_sampler_2d.default',)
 
@@ -263,6 +266,11 @@ def _examples(
     if example_inputs is not None:
         if isinstance(example_inputs, np.ndarray | torch.Tensor):
             example_inputs = (example_inputs,)
+        if not isinstance(example_inputs, tuple | list):
+            raise ModelError(
+                f'example_inputs is a {type(example_inputs).__name__}; give a tuple of what '
+                f'{type(module).__name__}.forward is called with, in its order'
+            )
         return tuple(
             torch.from_numpy(np.ascontiguousarray(given))
             if isinstance(given, np.ndarray)
@@ -302,7 +310,7 @@ def _exported(
     if before or training:  # what `torch.export` made cannot be asked to change
         module.train(training)
     try:
-        with _quiet(), torch.no_grad(), _without_onednn(torch):
+        with _EXPORTS, _quiet(), torch.no_grad(), _without_onednn(torch):
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))
     except ModelError:
         raise
@@ -377,7 +385,7 @@ def _decomposed(torch: Any, program: Any) -> Any:
         for packet, _, overload in (name.partition('.') for name in _TAKEN_APART)
     ]
     table.update(import_module('torch._decomp').get_decompositions(apart))
-    with warnings.catch_warnings():
+    with _EXPORTS, warnings.catch_warnings():
         warnings.simplefilter('ignore')
         return program.run_decompositions(table)
 
