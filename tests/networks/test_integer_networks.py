@@ -149,7 +149,7 @@ def test_a_compiled_convolution_is_that_of_onnxruntime(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made, exact_results(path, {'x': x}))
 
 
-def concatenation(second_scale: float) -> onnx.ModelProto:
+def concatenation(second_scale: float, first: int = 20) -> onnx.ModelProto:
     """Two 1x1 convolutions of one quantised image, their results concatenated and quantised."""
     random = np.random.default_rng(7)
     arrays = {
@@ -160,7 +160,7 @@ def concatenation(second_scale: float) -> onnx.ModelProto:
         helper.make_node('QuantizeLinear', ['x', 'xs', 'xz'], ['q']),
         helper.make_node('DequantizeLinear', ['q', 'xs', 'xz'], ['f']),
     ]
-    for name, scale, channels in (('a', 'y', 20), ('b', 'z', 8)):
+    for name, scale, channels in (('a', 'y', first), ('b', 'z', 8)):
         arrays[f'{name}w'] = random.integers(-128, 128, (channels, 8, 1, 1)).astype(np.int8)
         arrays[f'{name}s'] = np.float32(0.004)
         nodes += [
@@ -182,7 +182,7 @@ def concatenation(second_scale: float) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes, 'concatenation',
         [helper.make_tensor_value_info('x', TensorProto.FLOAT, (1, 8, 6, 5))],
-        [helper.make_tensor_value_info('o', TensorProto.FLOAT, (1, 28, 5, 4))],
+        [helper.make_tensor_value_info('o', TensorProto.FLOAT, (1, first + 8, 5, 4))],
         [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
@@ -201,6 +201,17 @@ def test_parts_of_a_concatenation_are_written_where_they_belong(
     machine, _ = load_machine(measure=False)
     x = np.random.default_rng(5).standard_normal((1, 8, 6, 5), np.float32)
     made = compile(path, machine=machine, threads=2).run({'x': x})['o']
+    np.testing.assert_array_equal(made, exact_results(path, {'x': x}))
+
+
+@pytest.mark.parametrize('threads', [1, 2])
+def test_a_concatenation_may_have_a_part_of_one_channel(threads: int, tmp_path: Path) -> None:
+    """Such a part lies in memory as if its channels were last, but has the axes of the model."""
+    path = tmp_path / 'model.onnx'
+    onnx.save(concatenation(0.03, first=1), path)
+    machine, _ = load_machine(measure=False)
+    x = np.random.default_rng(5).standard_normal((1, 8, 6, 5), np.float32)
+    made = compile(path, machine=machine, threads=threads).run({'x': x})['o']
     np.testing.assert_array_equal(made, exact_results(path, {'x': x}))
 
 
