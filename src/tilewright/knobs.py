@@ -60,6 +60,15 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _cpus(text: str) -> str:
+    """A list of numbers and ranges, as it is; which of them are there is the host's matter."""
+    for part in text.split(','):
+        ends = [int(word) for word in part.split('-')]
+        if len(ends) > 2 or not 0 <= ends[0] <= ends[-1] < 1 << 16:
+            raise ValueError(text)
+    return text
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(shlex.split(text))
 
@@ -69,7 +78,7 @@ KNOBS = (
     Knob('isa', str, '', 'instruction set to generate for: avx512, avx2, neon, portable'),
     Knob('threads', _whole, 0, 'threads to use when a call does not say (0: all usable cores)'),
     Knob(
-        'cpus', str, '', 'CPUs that kernels run on, such as 0-7 or 0,2,4,6 [those of the process]'
+        'cpus', _cpus, '', 'CPUs that kernels run on, such as 0-7 or 0,2,4,6 [those of the process]'
     ),
     Knob('jobs', _whole, 0, 'searches and compilations at the same time (0: all usable cores)'),
     Knob('spin_us', _whole, 200, 'microseconds that idle threads look for work before they sleep'),

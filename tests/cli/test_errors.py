@@ -211,6 +211,15 @@ def test_limits_are_positive_and_finite(monkeypatch, name, values):
     assert knobs.get(name) == 7
 
 
+def test_processors_are_a_list_of_numbers(monkeypatch):
+    for value in ('x', '0-', '3-1', '1,,2', '0-1-2', '-1', '0-99999999999'):
+        monkeypatch.setenv('TILEWRIGHT_CPUS', value)
+        with pytest.raises(errors.InputError, match=f"TILEWRIGHT_CPUS='{value}' cannot be read"):
+            knobs.get('cpus')
+    monkeypatch.setenv('TILEWRIGHT_CPUS', '0-3, 8')
+    assert knobs.get('cpus') == '0-3, 8'
+
+
 def test_debugging_shows_the_traceback(monkeypatch, capsys):
     monkeypatch.setenv('TILEWRIGHT_DEBUG', '1')
     assert invoke(['optimize', 'mopd', *PLAN]) == 2

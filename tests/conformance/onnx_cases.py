@@ -225,6 +225,7 @@ beside that:
 - *ArgMax, ArgMin, Hardmax, the Indices of MaxPool* take NaN for the extreme, the first one, with
   `select_last_index` the last: as numpy and PyTorch do, but for PyTorch's poolings, which take the
   last. The place always lies inside the axis, never in the padding.
+- *TopK*: NaN is larger than any number, and comes first among the largest, as in numpy and PyTorch.
 - *Softmax, LogSoftmax*: a row with NaN or inf in it, or of -inf alone, is NaN. In Attention a row
   that sees nothing, of -inf alone, is 0.
 - *Signs of zeros* are kept, but a maximum or minimum of 0 and -0 is either of them, and a sum that

@@ -169,6 +169,7 @@ GROUPS = [
     grid(),
     convolution((1, 4, 9, 9), 6, windows((9, 9), 3, 1, 1), bias=True),
     convolution((1, 4, 5, 6, 7), 6, windows((5, 6, 7), 3, (1, 2, 1), 1), groups=2, bias=True),
+    convolution((1, 5, 9, 20), 5, windows((9, 20), 1, 1, 2), groups=5),  # one tap, rows outside
     transposed_taps((4, 3, 3, 3), TURNED),
     interleave((2, 3, 2, 3, 5, 7), TURNED, bias=True),
     stacked_product((1, 13, 20), (3, 20, 70)),

@@ -112,6 +112,12 @@ CASES = {
         'Hardmax', {'axis': 3},
         oracle=lambda x: np.arange(x.shape[-1]) == np.argmax(x, -1, keepdims=True),
     ),
+    'top': Case(
+        'TopK', {'axis': 3}, (np.array([5]),), 2, oracle=lambda x: np.sort(x)[..., :-6:-1]
+    ),
+    'least': Case(
+        'TopK', {'axis': 3, 'largest': 0}, (np.array([LENGTH]),), 2, oracle=lambda x: np.sort(x)
+    ),
     'max_pool': Case('MaxPool', WINDOW, exact=True, oracle=lambda x: _windows(x).max(-1)),
     'max_pool, places': Case('MaxPool', WINDOW, outputs=2),
     'max_pool of squares': Case(

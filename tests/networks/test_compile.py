@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import warnings
 
 import graphs
@@ -102,6 +104,8 @@ def test_models_in_every_form(tmp_path):
         ({'save': 'no/such/folder/x.tw'}, 'is not a directory'),
         ({'save': 'x.zip'}, 'does not end in .tw'),
         ({'max_rel_err': -1}, 'max_rel_err'),
+        ({'device': 'H200'}, "device='H200' is a part of the name of a GPU"),
+        ({'constants': {'size': 3}}, 'constants= are values of inputs of an ONNX model'),
     ],
 )
 def test_options_that_cannot_be_meant(made, options, message):
@@ -434,6 +438,12 @@ def test_misuse_is_an_error_of_ours(network, call, names):
     with pytest.raises(InputError, match=names) as caught:
         call(network, conv)
     assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('take', [pickle.dumps, copy.copy, copy.deepcopy])
+def test_copies_of_a_network_are_refused_in_one_sentence(network, take):
+    with pytest.raises(InputError, match='cannot be copied or pickled; write it with save='):
+        take(network)
 
 
 def test_tensors_that_are_no_arrays_are_an_error_of_ours(network):

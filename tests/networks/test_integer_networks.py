@@ -62,6 +62,9 @@ def quantised_conv(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
 
 
+X = np.random.default_rng(5).standard_normal((1, 5, 9, 8), np.float32)
+
+
 @pytest.mark.parametrize('activation', ['', 'Relu', 'Clip'])
 @pytest.mark.parametrize('dtype', [np.uint8, np.int8])
 def test_a_convolution_between_quantised_tensors_is_one_group(activation: str, dtype: type) -> None:
@@ -73,11 +76,58 @@ def test_a_convolution_between_quantised_tensors_is_one_group(activation: str, d
     assert 'Conv' not in ops
     program = prepare(model)
     assert len(program.tasks) == 2  # the input is quantised first
-    x = np.random.default_rng(5).standard_normal((1, 5, 9, 8), np.float32)
-    made = evaluate(program, {'x': x})['y']
-    plain = evaluate(prepare(model, passes=['fold', 'dead']), {'x': x})['y']
+    made = evaluate(program, {'x': X})['y']
+    plain = evaluate(prepare(model, passes=['fold', 'dead']), {'x': X})['y']
     assert np.abs(np.rint((made - plain) / 0.03)).max() <= 1
     assert np.count_nonzero(np.rint((made - plain) / 0.03)) <= 1
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.int8])
+def test_zero_points_that_are_left_out_are_zero(dtype: type) -> None:
+    """They are optional; a model without them runs on its integers all the same."""
+    model = quantised_conv('Relu', zero=0, dtype=dtype)
+    want = evaluate(prepare(model), {'x': X})['y']
+    for node in model.graph.node:
+        if node.op_type == 'DequantizeLinear' and node.input[-1] != 'yz':
+            del node.input[2:]
+        if node.op_type == 'QuantizeLinear' and node.input[-1] == 'xz':
+            del node.input[2:]
+            node.attribute.append(
+                helper.make_attribute(
+                    'output_dtype', helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+                )
+            )
+    ops = [node.op for node in on_integers(import_onnx(model)).nodes]
+    assert ops.count('QLinearConv') == 1
+    np.testing.assert_array_equal(evaluate(prepare(model), {'x': X})['y'], want)
+
+
+def test_weights_that_are_stored_once_may_have_two_scales() -> None:
+    """Scales along the first axis of one product are not those along the second of another."""
+    random = np.random.default_rng(7)
+    arrays = {
+        's': np.float32(0.02), 'z': np.uint8(9), 'w': random.integers(-99, 99, (4, 4)).astype('i1'),
+        'rows': random.uniform(0.01, 0.1, 4).astype('f4'), 'zeros': np.zeros(4, np.int8),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node('QuantizeLinear', ['x', 's', 'z'], ['q']),
+        helper.make_node('DequantizeLinear', ['q', 's', 'z'], ['f']),
+        helper.make_node('DequantizeLinear', ['w', 'rows', 'zeros'], ['columns'], axis=1),
+        helper.make_node('DequantizeLinear', ['w', 'rows', 'zeros'], ['lines'], axis=0),
+        helper.make_node('MatMul', ['f', 'columns'], ['a']),
+        helper.make_node('MatMul', ['f', 'lines'], ['b']),
+    ]
+    graph = helper.make_graph(
+        nodes, 'shared', [helper.make_tensor_value_info('x', TensorProto.FLOAT, (3, 4))],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, (3, 4)) for name in 'ab'],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
+    x = random.standard_normal((3, 4), np.float32)
+    plain = evaluate(prepare(model, passes=['fold', 'dead']), {'x': x})
+    made = evaluate(prepare(model), {'x': x})
+    for name in 'ab':
+        np.testing.assert_allclose(made[name], plain[name], rtol=1e-5, atol=1e-6)
 
 
 def test_sums_that_nobody_quantises_are_scaled_once() -> None:
@@ -99,7 +149,7 @@ def test_a_compiled_convolution_is_that_of_onnxruntime(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made, exact_results(path, {'x': x}))
 
 
-def concatenation(second_scale: float) -> onnx.ModelProto:
+def concatenation(second_scale: float, first: int = 20) -> onnx.ModelProto:
     """Two 1x1 convolutions of one quantised image, their results concatenated and quantised."""
     random = np.random.default_rng(7)
     arrays = {
@@ -110,7 +160,7 @@ def concatenation(second_scale: float) -> onnx.ModelProto:
         helper.make_node('QuantizeLinear', ['x', 'xs', 'xz'], ['q']),
         helper.make_node('DequantizeLinear', ['q', 'xs', 'xz'], ['f']),
     ]
-    for name, scale, channels in (('a', 'y', 20), ('b', 'z', 8)):
+    for name, scale, channels in (('a', 'y', first), ('b', 'z', 8)):
         arrays[f'{name}w'] = random.integers(-128, 128, (channels, 8, 1, 1)).astype(np.int8)
         arrays[f'{name}s'] = np.float32(0.004)
         nodes += [
@@ -132,7 +182,7 @@ def concatenation(second_scale: float) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes, 'concatenation',
         [helper.make_tensor_value_info('x', TensorProto.FLOAT, (1, 8, 6, 5))],
-        [helper.make_tensor_value_info('o', TensorProto.FLOAT, (1, 28, 5, 4))],
+        [helper.make_tensor_value_info('o', TensorProto.FLOAT, (1, first + 8, 5, 4))],
         [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 21)], ir_version=10)
@@ -151,6 +201,17 @@ def test_parts_of_a_concatenation_are_written_where_they_belong(
     machine, _ = load_machine(measure=False)
     x = np.random.default_rng(5).standard_normal((1, 8, 6, 5), np.float32)
     made = compile(path, machine=machine, threads=2).run({'x': x})['o']
+    np.testing.assert_array_equal(made, exact_results(path, {'x': x}))
+
+
+@pytest.mark.parametrize('threads', [1, 2])
+def test_a_concatenation_may_have_a_part_of_one_channel(threads: int, tmp_path: Path) -> None:
+    """Such a part lies in memory as if its channels were last, but has the axes of the model."""
+    path = tmp_path / 'model.onnx'
+    onnx.save(concatenation(0.03, first=1), path)
+    machine, _ = load_machine(measure=False)
+    x = np.random.default_rng(5).standard_normal((1, 8, 6, 5), np.float32)
+    made = compile(path, machine=machine, threads=threads).run({'x': x})['o']
     np.testing.assert_array_equal(made, exact_results(path, {'x': x}))
 
 

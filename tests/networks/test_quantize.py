@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -184,3 +185,33 @@ def test_entropy_keeps_all_of_an_even_spread_and_cuts_an_outlier() -> None:
     decaying = (1e7 * np.exp(-edges[:-1] * 6)).astype(np.int64)
     decaying[-1] = 1
     assert 0.4 < threshold(decaying, edges, 127) < 7
+
+
+def test_layers_of_torch_that_tools_or_an_older_opset_do_not_know(tmp_path: Path) -> None:
+    """Grouped transposed convolutions, constants on the left of a product, attention, log1p."""
+    torch, onnxruntime = map(pytest.importorskip, ('torch', 'onnxruntime'))
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2)
+            self.mixed = torch.nn.Linear(6, 18)
+            self.register_buffer('left', torch.linspace(-1, 1, 8 * 16).reshape(8, 16))
+
+        def forward(self, x: Any) -> Any:
+            y = torch.nn.functional.softplus(self.up(x)).flatten(2).transpose(1, 2)
+            q, k, v = self.mixed(self.left @ y).unsqueeze(1).chunk(3, -1)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v), y.expm1()
+
+    torch.manual_seed(0)
+    module = Layers().eval()
+    x = np.random.default_rng(1).standard_normal((4, 4, 2, 2), np.float32)
+    path = tmp_path / 'small.onnx'
+    made = tw.quantize(module, x, shapes={'x': (1, 4, 2, 2)}, save=path)
+    assert made.output.cosine > 0.99
+    found = tw.compile(path, threads=1).run({'x': x[:1]})
+    plain = onnxruntime.SessionOptions()
+    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, plain)
+    for got, want in zip(found.values(), session.run(None, {'x': x[:1]}), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

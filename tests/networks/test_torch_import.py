@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -203,6 +204,97 @@ def test_networks_of_the_zoo(name):
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 
 
+def written(change, copied=True):
+    """A function that changes its argument in place."""
+
+    def function(x, *others):
+        y = x.clone() if copied else torch.zeros_like(x)
+        change(y, x, *others)
+        return y
+
+    return function
+
+
+def test_elements_written_in_place():
+    """Slices, chosen elements and masks of a tensor that are assigned to."""
+    x, i = tensor(4, 6, 5), torch.tensor([[3, 0, 1], [2, 2, 2]])
+
+    def slices(y, x, i):
+        y[1:3] = 7
+        y[:, ::2] = x[:, 1::2]
+        y[-1, ..., 1:-1] += 2
+        y[:, :, 2] = x.sum(2)
+        y[2:2] = 5
+
+    def masks(y, x, i):
+        y[x > 0.5] = -1
+        y[x[:, :, 0] > 0] = 0.25
+
+    def placed(y, x, i):
+        y[0].scatter_(1, i, x[1, :2, :3])
+        y[1].scatter_(0, i, 3.0)
+        y[2].scatter_add_(1, i, x[0, :2, :3])
+        y[:, i[0]] = 4.0
+        y[3].index_add_(0, i[0], x[3, :3])
+        y[:2].index_put_((i[1, :2] % 2, i[0, :2]), x[0, 0], accumulate=True)
+
+    check([written(slices), written(slices, copied=False), written(masks), written(placed)], x, i)
+
+
+def test_pad_modes_and_orders():
+    x = torch.tensor([[2.0, 1.0, 2.0, 3.0, -1.0], [0.0, 0.0, -0.5, 9.0, 0.0]])
+    check(
+        [
+            lambda x: F.pad(x[None], (2, 1), mode='circular'), lambda x: x.topk(3)[0],
+            lambda x: x.topk(2, 0, largest=False)[1], lambda x: x.sort(stable=True)[1],
+            lambda x: x.sort(descending=True)[0], lambda x: x.argsort(dim=1, stable=True),
+            lambda x: x.cumprod(1), lambda x: x.sum().sort()[0], lambda x: x.sum().sort()[1],
+            lambda x: torch.where(x > 2, torch.nan, x).sort(stable=True)[1],
+        ],
+        x,
+    )  # fmt: skip
+
+
+def test_images_sampled_at_computed_places_and_windows_added_up():
+    x, places = tensor(2, 3, 6, 7), tensor(2, 4, 5, 2, seed=1)
+    check(
+        [
+            lambda x, p: F.grid_sample(x, p, align_corners=False),
+            lambda x, p: F.grid_sample(x, p, 'nearest', 'border', align_corners=True),
+            lambda x, p: F.fold(F.unfold(x, 3, 1, 1, 2), (6, 7), 3, 1, 1, 2),
+        ],
+        x, places,
+    )  # fmt: skip
+
+
+def test_arithmetic_of_truth_values():
+    x = tensor(7)
+    check([lambda x: (x > 0) + (x < -1), lambda x: (x > 0) * (x < 1)], x)
+
+
+def test_quotients_and_remainders_are_those_of_pytorch():
+    """Of 1 and 0.1, a little more than a tenth, the quotient rounded down is 9."""
+    x = torch.tensor([1.0, -1.0, 0.7, -0.3, 6.0, 5.0, -7.5, 0.0, 1e6, -1e6, 3.0, -3.0])
+    y = torch.tensor([0.1, 0.1, -0.1, -0.1, 0.2, torch.inf, torch.inf, 3.0, 0.3, 0.3, 0.0, 2.0])
+    check(
+        [
+            torch.remainder, torch.fmod, lambda x, y: torch.div(x, y, rounding_mode='floor'),
+            lambda x, y: x.int() // 2, lambda x, y: torch.arange(-6, 6) // torch.tensor([-4]),
+            lambda x, y: torch.remainder(x, 0.1), lambda x, y: x // -0.1,
+        ],
+        x, y,
+    )  # fmt: skip
+
+
+def test_small_numbers_keep_their_digits():
+    x = torch.tensor([1e-9, -1e-9, 1e-6, -3e-4, 0.0, 0.5, -0.5, 20.0])
+    functions = [torch.log1p, torch.expm1, lambda x: F.logsigmoid(20 + x), torch.tanh]
+    module = Several(functions)
+    got = evaluate(lower(import_torch(module, example_inputs=(x,))), {'inputs_0': x.numpy()})
+    for found, want in zip(got.values(), module(x.double()), strict=True):
+        np.testing.assert_allclose(found, want.float().numpy(), rtol=3e-6, atol=1e-30)
+
+
 def test_an_exported_program_is_taken_as_it_is():
     module = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU(inplace=True)).eval()
     x = tensor(1, 2, 5, 5)
@@ -216,14 +308,14 @@ def test_an_exported_program_is_taken_as_it_is():
 def test_all_unsupported_operators_are_listed_at_once():
     class Strange(torch.nn.Module):
         def forward(self, x):
-            return torch.linalg.qr(x)[0], x.sort()[0], torch.linalg.qr(x + 1)[0], x.cumprod(0)
+            return torch.linalg.qr(x)[0], x.erfinv(), torch.linalg.qr(x + 1)[0], x.cummax(0)[0]
 
     with pytest.raises(ModelError) as caught:
         import_torch(Strange(), example_inputs=(tensor(3, 3),))
     text = str(caught.value)
     assert '2 x aten.linalg_qr.default (first:' in text
-    assert '1 x aten.sort.default (first:' in text
-    assert '1 x aten.cumprod.default' in text
+    assert '1 x aten.erfinv.default (first:' in text
+    assert '1 x aten.cummax.default' in text
 
 
 def test_modules_are_left_as_they_were():
@@ -269,7 +361,10 @@ class Branching(torch.nn.Module):
         (Two(), {'example_inputs': (tensor(2), tensor(3))}, 'does not run on the example inputs'),
         (Two(), {'example_inputs': (tensor(2),)}, 'does not run on the example inputs'),
         (Branching(), {'example_inputs': (tensor(2),)}, 'cannot be traced by torch.export'),
+        (Several([lambda x: x[x > 0]]), {'example_inputs': (tensor(4),)}, 'by truth values'),
         (Two(), {'example_inputs': (tensor(2).half(), tensor(2).bfloat16())}, 'on bfloat16'),
+        (Two(), {'example_inputs': 3}, 'example_inputs is a int; give a tuple'),
+        (Two(), {'example_inputs': {'x': tensor(2)}}, 'example_inputs is a dict; give a tuple'),
         (Two(), {'shapes': [(1,), (1,)]}, 'shapes is a list; give a dictionary'),
         (Two(), {'shapes': {'x': (1,), 'y': 1}}, "shapes gives 'y' as 1; give whole numbers"),
         (Two(), {'shapes': {'x': (1,), 'y': (-1,)}}, 'sizes are at least 0'),
@@ -281,6 +376,15 @@ def test_what_cannot_be_imported_is_one_sentence(module, given, sentence):
     with pytest.raises(ModelError, match=sentence) as caught:
         import_torch(module, **given)
     assert '\n' not in str(caught.value)
+
+
+def test_modules_are_traced_in_several_threads():
+    """PyTorch's tracer is for one at a time."""
+    x = tensor(1, 2, 5, 5)
+    modules = [torch.nn.Conv2d(2, count, 3) for count in (1, 2, 3, 4)]
+    with ThreadPoolExecutor(len(modules)) as pool:
+        graphs = list(pool.map(lambda one: import_torch(one, example_inputs=(x,)), modules))
+    assert [graph.constants['p_weight'].shape[0] for graph in graphs] == [1, 2, 3, 4]
 
 
 def test_tables_name_operators_that_exist():

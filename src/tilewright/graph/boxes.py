@@ -27,7 +27,7 @@ def share(program: Program) -> Program:
     made = program
     for number in reversed(range(len(program.tasks))):
         copy = copy_of(made.tasks[number]) if number < len(made.tasks) else None
-        if copy is not None:
+        if copy is not None and copy.keeps_axes:
             made = _read_slice(made, copy) or _in_place(made, copy) or made
     levels = levels_of(by_levels(made))
     return made if list(levels) == sorted(levels) else program

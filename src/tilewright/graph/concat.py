@@ -66,6 +66,13 @@ class Copy:
     read: Box
     write: Box
 
+    @property
+    def keeps_axes(self) -> bool:
+        """Whether an axis of one box is that of the other: an image of one channel lies in memory
+        as one whose channels are last, and its axes are others.
+        """
+        return self.read.sizes == self.write.sizes
+
 
 def copy_of(task: Task) -> Copy | None:
     """The boxes of a task that copies, or None for one that does anything else."""
@@ -205,6 +212,8 @@ def _write_slices(program: Program) -> Program:
     for number, task in enumerate(program.tasks):
         copy = copy_of(task)
         if copy is None or not copy.read.is_whole or len(copy.write.cut) != 1:
+            continue
+        if not copy.keeps_axes:
             continue
         source, axis = copy.source, copy.write.cut[0]
         if len(makers.get(source, ())) != 1 or len(program.readers[program.base(source)]) != 1:

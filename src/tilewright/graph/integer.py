@@ -16,38 +16,79 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from tilewright.graph.dead import drop_dead
-from tilewright.graph.graph import Graph, Node, fresh_name
+from tilewright.graph.graph import DTYPES, Graph, Node, fresh_name
+from tilewright.graph.lowering.types import ELEMENT_TYPES
 
 SMALL = (np.dtype(np.uint8), np.dtype(np.int8))
 # Operators that give elements of their first input, whatever these stand for.
 _MOVES = ('MaxPool', 'Reshape', 'Flatten', 'Transpose', 'Squeeze', 'Unsqueeze', 'Slice')
+# Operators that store their results, and which of their inputs is the zero point of that.
+_STORE = {'QLinearConv': 7, 'QLinearMatMul': 7, 'com.microsoft::QLinearAdd': 7}
 # How far a bias's scale may be from the product of both others, in float32.
 SAME_SCALE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A value as it is stored: its name, its scale and its zero point, which are constants."""
+    """A value as it is stored: its name, its scale and its zero point, which are constants, and the
+    axis along which there are several of them.
+    """
 
     name: str
     scale: str
     zero: str
+    axis: Any = 1
 
 
 def on_integers(graph: Graph) -> Graph:
     """[Graph] -> [Graph]"""
     if not any(node.op == 'DequantizeLinear' for node in graph.nodes):
         return graph
+    graph = _with_zero_points(graph)
     rewriting = _Rewriting(graph, set(graph.names), dict(graph.constants))
     nodes: list[Node] = []
     for node in graph.nodes:
         nodes += rewriting.rewritten(node)
     made = replace(graph, nodes=tuple(nodes), constants=rewriting.constants)
     return _apart(drop_dead(made))
+
+
+def _with_zero_points(graph: Graph) -> Graph:
+    """Zero points that are left out, which are 0, as constants."""
+    constants, taken, nodes = dict(graph.constants), set(graph.names), []
+    kinds: dict[str, np.dtype] = {v.name: np.dtype(DTYPES[v.dtype]) for v in graph.inputs}
+    kinds |= {name: array.dtype for name, array in constants.items()}
+    for node in graph.nodes:
+        kind = _stored_kind(node, kinds)
+        quantises = node.op in ('QuantizeLinear', 'DequantizeLinear')
+        if kind is not None and quantises and kind in SMALL and not (*node.inputs, '', '')[2]:
+            scale, zero = node.inputs[1], fresh_name(f'{node.outputs[0]}/zero', taken)
+            if scale in constants:
+                constants[zero] = np.zeros_like(constants[scale], kind)
+                kinds[zero] = kind
+                node = replace(node, inputs=(*node.inputs[:2], zero))
+        if kind is not None and node.op != 'DequantizeLinear':
+            kinds[node.outputs[0]] = kind
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _stored_kind(node: Node, kinds: Mapping[str, np.dtype]) -> np.dtype | None:
+    """What a node stores or, dequantising, reads; None where that is not known or nothing."""
+    if node.op == 'QuantizeLinear':
+        zero = (*node.inputs, '')[2]
+        if not zero:
+            named: Any = node.attributes.get('output_dtype', 0)
+            return np.dtype(DTYPES[ELEMENT_TYPES.get(named, 'u8')])
+        return kinds.get(zero)
+    if node.op in _STORE:
+        return kinds.get((*node.inputs, *[''] * 8)[_STORE[node.op]])
+    return kinds.get(node.inputs[0]) if node.op in ('DequantizeLinear', *_MOVES) else None
 
 
 @dataclass
@@ -86,7 +127,7 @@ class _Rewriting:
         known = scale in self.constants and zero in self.constants
         if not known or self.constants[zero].dtype not in SMALL:
             return None
-        return _Stored(name, scale, zero)
+        return _Stored(name, scale, zero, node.attributes.get('axis', 1))
 
     def _product(self, node: Node, image: _Stored, weights: _Stored) -> list[Node]:
         """A Conv, Gemm or MatMul on integers, and what cuts its result off; [] where it stays."""
@@ -122,10 +163,10 @@ class _Rewriting:
 
     def _is_along(self, stored: _Stored, axis: int, shape: tuple[int, ...]) -> bool:
         """Whether a scale and a zero point are of a tensor, or of the channels along an axis."""
-        node = next(n for n in self.graph.readers[stored.name] if n.op == 'DequantizeLinear')
         sizes = {self.constants[name].size for name in (stored.scale, stored.zero)}
-        named = node.attributes.get('axis', 1)
-        return sizes == {1} or (sizes <= {1, shape[axis]} and named in (axis, axis - len(shape)))
+        return sizes == {1} or (
+            sizes <= {1, shape[axis]} and stored.axis in (axis, axis - len(shape))
+        )
 
     def _bias(self, bias: str, image: _Stored, weights: _Stored, channels: int) -> str | None:
         """The integers of a bias, whose scale is the product of both others; None: it has none."""

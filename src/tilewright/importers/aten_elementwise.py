@@ -14,11 +14,16 @@ def _unary(op: str, **attributes: Any) -> Handler:
     return lambda call: call.done(op, call.operand('self', call.result.dtype), **attributes)
 
 
+_OF_TRUTH = {'Add': 'Or', 'Mul': 'And', 'Max': 'Or', 'Min': 'And'}
+
+
 def _binary(op: str) -> Handler:
     def handler(call: Call) -> Value:
         dtype = call.result.dtype
         if dtype == 'bool':
-            raise UnsupportedError('on bool')
+            if op not in _OF_TRUTH:
+                raise UnsupportedError('on bool')
+            return call.done(_OF_TRUTH[op], *(call.operand(n, 'bool') for n in ('self', 'other')))
         left, right = call.operand('self', dtype), call.operand('other', dtype)
         if call.arguments.get('alpha', 1) != 1:
             right = call.made('Mul', right, right, call.number(call['alpha'], dtype))
@@ -58,21 +63,6 @@ def _reciprocal_root(call: Call) -> Value:
     return call.done('Reciprocal', call.made('Sqrt', call.result, x))
 
 
-def _composed(first: str, function: str, constant: float) -> Handler:
-    """function(first(x, constant)), such as log(1 + x)."""
-
-    def handler(call: Call) -> Value:
-        x = call.operand('self', call.result.dtype)
-        return call.done(function, call.made(first, x, x, call.number(constant, x.dtype)))
-
-    return handler
-
-
-def _expm1(call: Call) -> Value:
-    x = call.operand('self', call.result.dtype)
-    return call.done('Sub', call.made('Exp', x, x), call.number(1, x.dtype))
-
-
 def _power_of(base: float) -> Handler:
     return lambda call: call.done(
         'Pow', call.number(base, call.result.dtype), call.operand('self', call.result.dtype)
@@ -99,14 +89,40 @@ def _div(call: Call) -> Value:
     """True division, or rounded towards zero or minus infinity."""
     mode, dtype = call.arguments.get('rounding_mode'), call.result.dtype
     left, right = call.operand('self', dtype), call.operand('other', dtype)
+    if mode == 'floor':
+        return _floored(call, left, right)
     found = call.done('Div', left, right)
-    if mode is None or (mode == 'trunc' and dtype not in FLOATS):
-        return found
-    if mode == 'trunc':
-        return _truncated(call, found)
-    if dtype in FLOATS:
-        return call.made('Floor', found, found)
-    raise UnsupportedError(f'of whole numbers with rounding_mode {mode!r}')
+    return _truncated(call, found) if mode == 'trunc' and dtype in FLOATS else found
+
+
+def _floored(call: Call, left: Value, right: Value) -> Value:
+    """The quotient rounded down. Floats as PyTorch does: of 1 and 0.1, which is a little more than
+    a tenth, it is 9, although their quotient rounds to 10.
+    """
+    result = call.result
+    if result.dtype not in FLOATS:
+        rest = call.made('Mod', result, left, right, fmod=0)
+        return call.done('Div', call.made('Sub', result, left, rest), right)
+    rest, apart = _rest(call, left, right)
+    whole = call.made('Div', result, call.made('Sub', result, left, rest), right)
+    down = call.made(
+        'Sub', result, call.made('Round', result, whole), call.cast(apart, right.dtype)
+    )
+    by_zero = Value(call.emit('Equal', right, call.number(0, right.dtype)), right.shape, 'bool')
+    return call.done('Where', by_zero, call.made('Div', result, left, right), down)
+
+
+def _rest(call: Call, left: Value, right: Value) -> tuple[Value, Value]:
+    """What division towards zero leaves, and whether it has the other sign than the divisor."""
+    rest = call.made('Mod', call.result, left, right, fmod=1)
+    zero = call.number(0, rest.dtype)
+    shape = call.result.shape
+    below, negative = (
+        Value(call.emit('Less', value, zero), value.shape, 'bool') for value in (rest, right)
+    )
+    other = call.emit('Xor', below, negative)
+    some = call.emit('Not', call.emit('Equal', rest, zero))
+    return rest, Value(call.emit('And', some, other), shape, 'bool')
 
 
 def _truncated(call: Call, x: Value) -> Value:
@@ -127,8 +143,8 @@ def _remainder(fmod: int) -> Handler:
         left, right = call.operand('self', dtype), call.operand('other', dtype)
         if fmod or dtype not in FLOATS:
             return call.done('Mod', left, right, fmod=fmod)
-        whole = call.made('Floor', call.result, call.made('Div', call.result, left, right))
-        return call.done('Sub', left, call.made('Mul', call.result, whole, right))
+        rest, apart = _rest(call, left, right)
+        return call.done('Where', apart, call.made('Add', rest, rest, right), rest)
 
     return handler
 
@@ -229,8 +245,8 @@ HANDLERS: dict[str, Handler] = {
     'isnan.default': lambda call: call.done('IsNaN', call.value('self')),
     'isinf.default': lambda call: call.done('IsInf', call.value('self')),
     'rsqrt.default': _reciprocal_root,
-    'log1p.default': _composed('Add', 'Log', 1.0),
-    'expm1.default': _expm1,
+    'log1p.default': _unary('tilewright::Log1p'),
+    'expm1.default': _unary('tilewright::Expm1'),
     'exp2.default': _power_of(2.0),
     'log2.default': _scaled_log(2.0),
     'log10.default': _scaled_log(10.0),
@@ -257,6 +273,9 @@ HANDLERS: dict[str, Handler] = {
     'threshold.default': _threshold,
     'round.default': _round,
     'where.self': _where,
+    'copy.default': lambda call: call.done(
+        'Expand', call.operand('src', call.result.dtype), call.constant(list(call.result.shape))
+    ),
     'masked_fill.Scalar': _masked_fill,
     'masked_fill.Tensor': _masked_fill,
     '_to_copy.default': _same,

@@ -49,7 +49,7 @@ def _repeat(call: Call) -> Value:
     return call.done('Tile', whole, call.constant(list(repeats)))
 
 
-def _cut(call: Call, x: Value, axis: int, start: int, end: int, step: int = 1) -> str:
+def cut(call: Call, x: Value, axis: int, start: int, end: int, step: int = 1) -> str:
     parts = (call.constant([number]) for number in (start, end, axis, step))
     return call.emit('Slice', x, *parts)
 
@@ -63,7 +63,7 @@ def _slice(call: Call) -> Value:
     last = size if end is None else min(max(end + size if end < 0 else end, first), size)
     if (first, last, call['step']) == (0, size, 1):
         return x
-    return Value(_cut(call, x, axis, first, last, call['step']), result.shape, result.dtype)
+    return Value(cut(call, x, axis, first, last, call['step']), result.shape, result.dtype)
 
 
 def _select(call: Call) -> Value:
@@ -71,7 +71,7 @@ def _select(call: Call) -> Value:
     axis = axis_of(call['dim'], len(x.shape))
     place = call['index'] % x.shape[axis]
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    one = Value(_cut(call, x, axis, place, place + 1), shape, x.dtype)
+    one = Value(cut(call, x, axis, place, place + 1), shape, x.dtype)
     return call.reshaped(one, result.shape)
 
 
@@ -128,9 +128,37 @@ def _gather(call: Call) -> Value:
     return call.done('GatherElements', x, call.value('index'), axis=axis)
 
 
+def _top(call: Call, count: int, largest: bool) -> tuple[Value, ...]:
+    """Values and places of the largest or smallest along an axis, in order."""
+    x = call.value('self')
+    result = call.result
+    if not x.shape:
+        return x, Value(call.constant(0), (), 'i64')
+    values, places = call.emit_many(
+        'TopK', 2, x, call.constant([count]), axis=axis_of(call['dim'], len(x.shape)),
+        largest=int(largest),
+    )  # fmt: skip
+    return Value(values, result.shape, x.dtype), Value(places, result.shape, 'i64')
+
+
+def _sort(call: Call) -> tuple[Value, ...]:
+    shape = call.value('self').shape
+    count = shape[axis_of(call['dim'], len(shape))] if shape else 1
+    return _top(call, count, call['descending'])
+
+
 def _index(call: Call) -> Value:
     """x[:, i, j]: whole-number indices of axes that lie side by side."""
-    x, given = call.value('self'), call['indices']
+    x = call.value('self')
+    places, axes = joint_places(call, x)
+    first, last = axes[0], axes[-1] + 1
+    joined = (*x.shape[:first], math.prod(x.shape[first:last]), *x.shape[last:])
+    return call.done('Gather', call.reshaped(x, joined), places, axis=first)
+
+
+def joint_places(call: Call, x: Value) -> tuple[Value, list[int]]:
+    """Indices of some axes of x as one index of these axes joined, and the axes."""
+    given = call['indices']
     axes = [axis for axis, index in enumerate(given) if index is not None]
     places = [call.typed(given[axis]) for axis in axes]
     if any(place.dtype == 'bool' for place in places):
@@ -138,7 +166,7 @@ def _index(call: Call) -> Value:
     if axes != list(range(axes[0], axes[-1] + 1)):
         raise UnsupportedError('of axes that do not lie side by side')
     if len(axes) == 1:
-        return call.done('Gather', x, places[0], axis=axes[0])
+        return places[0], axes
     # Axes side by side are one axis, and their indices one number: i * size + j.
     shape = np.broadcast_shapes(*(place.shape for place in places))
     total = None
@@ -149,9 +177,8 @@ def _index(call: Call) -> Value:
         if total is not None:
             found = Value(call.emit('Add', call.emit('Mul', total, size), found), shape, 'i64')
         total = found
-    first, last = axes[0], axes[-1] + 1
-    joined = (*x.shape[:first], math.prod(x.shape[first:last]), *x.shape[last:])
-    return call.done('Gather', call.reshaped(x, joined), total, axis=first)
+    assert total is not None
+    return total, axes
 
 
 def _reduction(op: str) -> Handler:
@@ -284,6 +311,9 @@ HANDLERS: dict[str, Handler] = {
     'index_select.default': _index_select,
     'gather.default': _gather,
     'index.Tensor': _index,
+    'topk.default': lambda call: _top(call, call['k'], call['largest']),
+    'sort.default': _sort,
+    'sort.stable': _sort,
     'mean.dim': _reduction('ReduceMean'),
     'mean.default': _reduction('ReduceMean'),
     'sum.dim_IntList': _reduction('ReduceSum'),
@@ -301,6 +331,7 @@ HANDLERS: dict[str, Handler] = {
     'var.correction': _variance,
     'linalg_vector_norm.default': _norm,
     'cumsum.default': _running('CumSum'),
+    'cumprod.default': _running('CumProd'),
     'any.default': _truth('ReduceMax'),
     'any.dim': _truth('ReduceMax'),
     'any.dims': _truth('ReduceMax'),
@@ -309,6 +340,8 @@ HANDLERS: dict[str, Handler] = {
     'all.dims': _truth('ReduceMin'),
     'full.default': lambda call: _known(call, call['fill_value']),
     'full_like.default': lambda call: _known(call, call['fill_value']),
+    # What nobody has written to yet: PyTorch itself leaves open what is there.
+    'empty.memory_format': lambda call: _known(call, 0),
     'zeros.default': lambda call: _known(call, 0),
     'ones.default': lambda call: _known(call, 1),
     'zeros_like.default': lambda call: _known(call, 0),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from tilewright.graph.graph import Value
 from tilewright.importers.aten_call import Call, Handler, UnsupportedError, spread
 from tilewright.importers.aten_windows import (
@@ -107,22 +105,10 @@ def _average_pool_backward(call: Call) -> Value:
     return in_shape(call, Value(made, x.shape, x.dtype), x, call.result)
 
 
-def _scatter_value(call: Call) -> Value:
-    """One place along an axis for each line: a value where the axis is there, else as it was."""
-    x, places, axis = call.value('self'), call.value('index'), call['dim'] % len(call.result.shape)
-    wanted = tuple(1 if i == axis else size for i, size in enumerate(x.shape))
-    if places.shape != wanted:
-        raise UnsupportedError(f'of {list(places.shape)} places into {list(x.shape)}')
-    along = np.arange(x.shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(wanted))])
-    here = call.emit('Equal', places, call.constant(along, places.dtype))
-    return call.done('Where', here, call.number(call['value'], x.dtype), x)
-
-
 HANDLERS: dict[str, Handler] = {
     'convolution_backward.default': _convolution_backward,
     'max_pool2d_with_indices_backward.default': _max_pool_backward,
     'avg_pool2d_backward.default': _average_pool_backward,
-    'scatter.value': _scatter_value,
     '_native_batch_norm_legit_functional.default': _training_norm,
     'native_dropout.default': _dropout,
 }

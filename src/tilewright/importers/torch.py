@@ -15,6 +15,7 @@ import inspect
 import io
 import logging
 import operator
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,13 +38,14 @@ from tilewright.importers import (
     aten_shapes,
     aten_training,
     aten_windows,
+    aten_writes,
 )
 from tilewright.importers.aten_call import Call, Emitter, Handler, UnsupportedError, type_of
 from tilewright.importers.shapes import checked_shape, given_shapes
 
 _TABLES = (
     aten_attention, aten_elementwise, aten_embedding, aten_recurrent, aten_shapes, aten_training,
-    aten_windows,
+    aten_windows, aten_writes,
 )  # fmt: skip
 HANDLERS: dict[str, Handler] = {
     f'aten.{name}': handler for table in _TABLES for name, handler in table.HANDLERS.items()
@@ -56,6 +58,12 @@ _KEPT = (
     'pixel_shuffle.default', 'adaptive_avg_pool1d.default', 'matmul.default',
     'scaled_dot_product_attention.default', *aten_recurrent.HANDLERS,
 )  # fmt: skip
+
+
+# PyTorch's tracer has one state for all threads, and what it prints is kept away for all of them.
+_EXPORTS = threading.RLock()
+# Operators that PyTorch takes apart only where it is asked to.
+_TAKEN_APART = ('grid_sampler_2d.default',)
 
 
 def import_torch(
@@ -258,6 +266,11 @@ def _examples(
     if example_inputs is not None:
         if isinstance(example_inputs, np.ndarray | torch.Tensor):
             example_inputs = (example_inputs,)
+        if not isinstance(example_inputs, tuple | list):
+            raise ModelError(
+                f'example_inputs is a {type(example_inputs).__name__}; give a tuple of what '
+                f'{type(module).__name__}.forward is called with, in its order'
+            )
         return tuple(
             torch.from_numpy(np.ascontiguousarray(given))
             if isinstance(given, np.ndarray)
@@ -297,7 +310,7 @@ def _exported(
     if before or training:  # what `torch.export` made cannot be asked to change
         module.train(training)
     try:
-        with _quiet(), torch.no_grad(), _without_onednn(torch):
+        with _EXPORTS, _quiet(), torch.no_grad(), _without_onednn(torch):
             return _decomposed(torch, torch.export.export(module, inputs, strict=False))
     except ModelError:
         raise
@@ -367,7 +380,12 @@ def _decomposed(torch: Any, program: Any) -> Any:
     for name in _KEPT:
         packet, _, overload = name.partition('.')
         table.pop(getattr(getattr(torch.ops.aten, packet), overload), None)
-    with warnings.catch_warnings():
+    apart = [
+        getattr(getattr(torch.ops.aten, packet), overload)
+        for packet, _, overload in (name.partition('.') for name in _TAKEN_APART)
+    ]
+    table.update(import_module('torch._decomp').get_decompositions(apart))
+    with _EXPORTS, warnings.catch_warnings():
         warnings.simplefilter('ignore')
         return program.run_decompositions(table)
 
@@ -549,7 +567,10 @@ class _Importer:
         return made if isinstance(found, list | tuple) else made[0]
 
     def _is_empty(self, result: Any) -> bool:
-        return isinstance(result, self.torch.Tensor) and 0 in result.shape
+        """Sizes that follow from data are none that could be asked."""
+        if not isinstance(result, self.torch.Tensor):
+            return False
+        return any(isinstance(size, int) and size == 0 for size in result.shape)
 
     def _unknown(self, node: Any) -> bool:
         return isinstance(node.meta.get('val'), self.torch.Tensor) and node not in self.values

@@ -123,6 +123,23 @@ def check_saved(path: str | os.PathLike[str], **given: object) -> None:
         )
 
 
+def check_source(
+    network: Any, target: str, *, constants: object, example_inputs: object, device: str
+) -> None:
+    """Refuse what belongs to a model of another kind, or to another target."""
+    if constants and not is_onnx(network):
+        raise InputError(
+            f'constants= are values of inputs of an ONNX model, and {type(network).__name__} is '
+            f'none; leave it out'
+        )
+    if example_inputs is not None and is_onnx(network):
+        raise InputError(
+            'example_inputs= are what a PyTorch module is traced on; for an ONNX model give shapes='
+        )
+    if device and target == 'cpu':
+        raise InputError(f'device={device!r} is a part of the name of a GPU; give target= as well')
+
+
 def is_onnx(network: Any) -> bool:
     """Whether a network is an ONNX model: a path, bytes or a ModelProto."""
     return isinstance(network, str | os.PathLike | bytes) or type(network).__name__ == 'ModelProto'

@@ -55,6 +55,7 @@ from tilewright.network.arguments import (
     check_narrow,
     check_precision,
     check_saved,
+    check_source,
     how_of,
     is_onnx,
     is_saved,
@@ -210,6 +211,7 @@ def compile(
         )  # fmt: skip
         named = None if target == 'cpu' else target  # a file knows its own
         return _loaded(network, named, threads, device, wanted_check, progress)
+    check_source(network, target, constants=constants, example_inputs=example_inputs, device=device)
     ranges = find_ranges(shapes if shapes is not None else shapes_of(network))
     if ranges is not None:
         reader = reader_of(network, partial(read, constants=constants), example_inputs)

@@ -41,13 +41,21 @@ SCATTERED = ('none', *_COMBINED)
 def top_places(
     shape: Shape, axis: int, count: int, largest: bool = True, dtype: str = 'f32'
 ) -> Group:
-    """Where the `count` largest, or least, along an axis are, as i64; of equals the first first."""
+    """Where the `count` largest, or least, along an axis are, as i64; of equals the first first.
+
+    NaN is larger than any number, as numpy and PyTorch sort, so that no place comes twice.
+    """
     names = names_of(shape)
     here, there = tuple(map(var, names)), var('j')
     other = tuple(there if i == axis else at for i, at in enumerate(here))
     size, along = shape[axis], names[axis]
-    ahead = call('gt' if largest else 'lt', read(1), read(0))
-    tied = call('and', call('eq', read(0), read(1)), call('lt', index('j'), index(along)))
+    ahead, equal = call('gt' if largest else 'lt', read(1), read(0)), call('eq', read(0), read(1))
+    if is_float(dtype):
+        bottom = call('isnan', read(0 if largest else 1))
+        within = call('le' if largest else 'ge', read(1), read(0))
+        ahead = call('not', call('or', bottom, within))
+        equal = call('or', equal, call('and', call('isnan', read(0)), call('isnan', read(1))))
+    tied = call('and', equal, call('lt', index('j'), index(along)))
     before = call('where', call('or', ahead, tied), whole(1), whole(0))
     chosen = call('where', call('eq', read(0), index(along)), index('j'), whole(0))
     kept = tuple(Dim(d.name, count if i == axis else d.size) for i, d in enumerate(dims_of(shape)))

@@ -93,11 +93,31 @@ class Calibrated:
             quantiser = tools.qdq_quantizer.QDQQuantizer(
                 copy, self.options.per_channel, False, tools.QuantType.QInt8,
                 types[self.options.activations], self.ranges, [],
-                [*self.options.exclude, *floats], operators,
+                [*self.options.exclude, *floats, *self._without_tools()], operators,
                 {'ActivationSymmetric': self.options.symmetric, 'WeightSymmetric': True},
             )  # fmt: skip
             quantiser.quantize_model()
         return quantiser.model.model
+
+    def _without_tools(self) -> list[str]:
+        """Nodes for whose scales of channels the tools have no place: channels of a grouped
+        transposed convolution's weights are those of one group, its biases those of all; and a
+        constant on the left of a product has them along its rows, for which no kernel is.
+        """
+        constants = {tensor.name for tensor in self.model.graph.initializer}
+        return [
+            node.name
+            for node in self.model.graph.node
+            if self.options.per_channel
+            and (
+                (node.op_type == 'MatMul' and node.input[0] in constants)
+                or (
+                    node.op_type == 'ConvTranspose'
+                    and len(node.input) > 2
+                    and any(a.name == 'group' and a.i > 1 for a in node.attribute)
+                )
+            )
+        ]
 
 
 def calibrate(model: ModelProto, samples: Sequence[Sample], options: QuantizeOptions) -> Calibrated:

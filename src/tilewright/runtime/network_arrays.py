@@ -14,7 +14,7 @@ import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -202,6 +202,13 @@ class CalledNetwork(ABC):
         wanted = results_by_position(self.name, [v.name for v in self.outputs], out)
         results = tuple(self.run({**given, **named}, wanted).values())
         return results[0] if len(results) == 1 else results
+
+    def __reduce__(self) -> Never:
+        """Kernels and their memory belong to one process."""
+        raise InputError(
+            f'network {self.name} cannot be copied or pickled; write it with save= of compile, and '
+            f'read the file with tilewright.load where it is needed'
+        )
 
     def for_arrays(self, arrays: Mapping[str, Any]) -> Any:
         """The network of the sizes that these inputs have: this one, but for ranges."""

@@ -44,6 +44,7 @@ _UNARY: dict[str, Callable[[NodeReader], Expr]] = {
             'Erf': 'erf', 'Floor': 'floor', 'Ceil': 'ceil', 'Round': 'round', 'Sin': 'sin',
             'Cos': 'cos', 'Tan': 'tan', 'Asin': 'asin', 'Acos': 'acos', 'Atan': 'atan',
             'Sinh': 'sinh', 'Cosh': 'cosh', 'Asinh': 'asinh', 'Acosh': 'acosh', 'Atanh': 'atanh',
+            'tilewright::Log1p': 'log1p', 'tilewright::Expm1': 'expm1',
         }.items()
     },
 }  # fmt: skip

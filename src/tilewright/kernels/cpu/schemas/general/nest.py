@@ -293,7 +293,7 @@ class PieceWriter:
         low, high = '0', count
         if skips:
             low, high = 'from_', 'to_'
-            self._clip(at, count)
+            self._clip(at, count, in_loop=bool(loops))
         points = [{}] if skips else self._points()
         self._neighbours(
             'j_', low, high, here, lambda: self._accumulate('partial_[j_]', points, kept)
@@ -307,15 +307,18 @@ class PieceWriter:
         self._neighbours('j_', '0', count, here, finish)
         writer.close()
 
-    def _clip(self, at: str, count: str) -> None:
+    def _clip(self, at: str, count: str, in_loop: bool) -> None:
         """Go on with the points of a strip, `from_` to `to_`, that are inside for this tap."""
         writer, strip = self.writer, self.strip
         tests = [t for p in self.piece.reads for t in p.tests]
         rows = [t.text() for t in tests if strip.name not in t.at.names]
-        if rows:
-            writer.line(f'if (!({" && ".join(dict.fromkeys(rows))}))')
+        inside = ' && '.join(dict.fromkeys(rows))
+        if rows and in_loop:
+            writer.line(f'if (!({inside}))')
             writer.line('    continue;')
-        writer.line(f'long from_ = 0, to_ = {count};')
+        # A single tap has no loop to go on with: none of its points is inside.
+        last = f'({inside}) ? {count} : 0' if rows and not in_loop else count
+        writer.line(f'long from_ = 0, to_ = {last};')
         for test in tests:
             if strip.name not in test.at.names or test.table:
                 continue
