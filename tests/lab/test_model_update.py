@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from tilewright.cli.main import invoke
 from tilewright.errors import InputError
 from tilewright.machine.gpu import known_gpu
 from tilewright.ops.convolution import conv2d
-from tilewright.rank.files import load_model, own_folder
+from tilewright.rank.files import SEARCHED, find_model, load_model, own_folder
 from tilewright.rank.rankers import ranker_for
 from tilewright.rank.rows import row_of
 from tilewright.rank.trees import Settings
@@ -63,6 +64,8 @@ def test_a_search_leaves_rows_and_they_become_a_model(folder: Path, capsys) -> N
     assert invoke(['model', 'update', '--machine', 'v100']) == 0
     said = capsys.readouterr().out
     assert 'these rows alone: costs' in said
+    assert 'the model of h200: costs' in said
+    assert 'the model of h200, its errors learned: costs' in said
     model = load_model(own_folder() / 'v100-search.npz')
     assert model.ranked_kinds == {'rs'}
     after = ranker_for('auto', GROUPS[0], MACHINE, 'search')
@@ -84,6 +87,33 @@ def test_a_model_that_orders_worse_is_not_installed(folder: Path, capsys) -> Non
     assert 'is not installed: its order costs' in said
     assert 'the analytical one 0.00%' in said
     assert not (own_folder() / 'v100-search.npz').exists()
+
+
+def test_a_gpu_that_no_model_knows_begins_with_that_of_another_one(folder: Path, capsys) -> None:
+    """Times that are what the other model says, bent a little: 200 rows alone cannot tell them."""
+    found = find_model('h200', SEARCHED)
+    assert found is not None
+    random = np.random.default_rng(0)
+    place = Place.described('cuda', '', MACHINE, 'sm_70', {})
+    with open_store() as store:
+        memory = Memory(store, validators_of(place), MACHINE)
+        for group in GROUPS:
+            schedules = factor_space(group, MACHINE, 'rs')[0]
+            for i in random.permutation(len(schedules))[:40]:
+                said = row_of(group, MACHINE, schedules[i])
+                log_s = found[0].log_seconds(np.array([said['x']]), np.array([said['base']]))[0]
+                took = 1e3 * float(np.exp(log_s + 0.01 * random.standard_normal()))
+                memory.put(
+                    group, schedules[i], Measurement(schedules[i].digest, 'ok', (took,), 0.0, '')
+                )
+    assert invoke(['model', 'update', '--machine', 'v100']) == 0
+    model = load_model(own_folder() / 'v100-search.npz')
+    assert model.header['machine'] == 'v100'
+    assert model.header['kinds'] == ['rs']  # not those that were found on the other GPU
+    assert model.ranked_kinds == {'rs'}
+    costs = dict(re.findall(r'^(.*): costs ([\d.]+)%', capsys.readouterr().out, re.M))
+    alone = float(costs['these rows alone'])
+    assert float(costs['the model of h200, its errors learned']) < alone
 
 
 def some_rows(machine: str = 'v100', groups: int = 2, seconds: float = 1e-5) -> StoredRows:

@@ -2,9 +2,9 @@
 
 Goes in: the rows of the store (rank/rows.py), and of files if some are named. Comes out: a model of
 all kernels that a search proposes, in the folder of the user's own. Compared are, by problems held
-out: the analytical order, the model that is there, the same with its errors learned, and one of
-these rows alone. The best is installed if it is new and better than the analytical order; else it
-is said by how much it is not.
+out: the analytical order, the model that is there, or else those of other GPUs, the same with their
+errors learned, and one of these rows alone. The best is installed if it is new and better than the
+analytical order; else it is said by how much it is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import numpy as np
 from tilewright.cli.output import Output
 from tilewright.errors import InputError
 from tilewright.machine.gpu import known_by
-from tilewright.rank.files import SEARCHED, find_model, name_of, own_folder, save_model
+from tilewright.rank.files import (
+    SEARCHED,
+    find_model,
+    name_of,
+    own_folder,
+    save_model,
+    shipped,
+)
 from tilewright.rank.model import LearnedModel
 from tilewright.rank.rankers import names_of
 from tilewright.store.records import open_store
@@ -56,11 +63,14 @@ def run_update(
             f'{FOLDS} folds; tune more on {name}'
         )
     before = _before(names_of(gpu) if gpu else _names(name))
+    starts = _of_others() if before is None else {'the model that is there': before}
     makers: dict[str, Maker] = {}
-    if before is not None:
-        makers['the model that is there'] = lambda _: before
-        if before.has_times:
-            makers['its errors learned'] = lambda rest: corrected(before, rest, name, seed)
+    for way, start in starts.items():
+        makers[way] = lambda _, start=start: start
+        if start.has_times:
+            makers[f'{way}, its errors learned'] = lambda rest, start=start: corrected(
+                start, rest, name, seed
+            )
     if len(rows) >= OWN_ROWS or before is None:
         recipe = recipe_for(BLEND, len(rows))
         makers['these rows alone'] = lambda rest: fit(rest, recipe, seed)
@@ -80,10 +90,12 @@ def run_update(
         out.say('the model that is there orders them best; it stays')
         out.write({'model': None, 'costs': found})
         return 0
-    told = model.header.get('validation', {}).get('kinds', {})  # of the model that was corrected
-    kinds = sorted({*rows.kind, *model.header.get('kinds', ())})
+    told, seen = {}, {*rows.kind}
+    if before is not None:  # what was found on this GPU before still holds
+        told = model.header.get('validation', {}).get('kinds', {})
+        seen |= {*model.header.get('kinds', ())}
     header = {
-        **model.header, 'machine': name, 'kinds': kinds, 'rows': len(rows),
+        **model.header, 'machine': name, 'kinds': sorted(seen), 'rows': len(rows),
         'problems': len(table.problems), 'data_sha256': model.header.get('data_sha256', ''),
         'validation': {'problems': len(problems), 'recipes': {}, 'kinds': {**told, **found[best]}},
     }  # fmt: skip
@@ -121,3 +133,10 @@ def _before(machines: tuple[str, ...]) -> LearnedModel | None:
         if found is not None:
             return found[0]
     return None
+
+
+def _of_others() -> dict[str, LearnedModel]:
+    """Shipped models of other GPUs, by what is said of them: a GPU that none knows begins there."""
+    known = [name.removesuffix(f'-{SEARCHED}') for name in shipped() if name.endswith(SEARCHED)]
+    found = {name: find_model(name, SEARCHED) for name in known}
+    return {f'the model of {name}': one[0] for name, one in found.items() if one is not None}
