@@ -92,16 +92,19 @@ def passes_named(text: str) -> tuple[str, ...] | None:
     return tuple(text.split(','))
 
 
-def run(net: Net, target: str, passes: Passes, style: str = 'quick') -> dict[str, np.ndarray]:
-    """[Net] -> outputs by name"""
+def run(
+    net: Net, target: str, passes: Passes, style: str = 'quick', **options: Any
+) -> dict[str, np.ndarray]:
+    """[Net] -> outputs by name; options of `tilewright.compile` for style 'searched'"""
     if target in PSEUDO:
         return PSEUDO[target](net, passes)
     with quickly(target, style):
         if target == 'cpu' and style == 'quick':
             compiled: Any = _drawn_kernels(net, passes)
         else:
-            threads: dict[str, Any] = {'threads': THREADS} if target == 'cpu' else {}
-            compiled = tw.compile(net.proto(), target=target, passes=passes, **threads)
+            if target == 'cpu':
+                options = {'threads': THREADS} | options
+            compiled = tw.compile(net.proto(), target=target, passes=passes, **options)
         outputs = {
             name: np.full(net.values[name].shape, 77, net.values[name].dtype)
             for name in net.outputs
