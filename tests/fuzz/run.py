@@ -182,6 +182,7 @@ class Runner:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.runs: Counter[str] = Counter()
         self.passes: Counter[str] = Counter()
+        self.schemas: Counter[str] = Counter()  # of kernels of chains
         self.findings: list[dict] = []
         self.refused: list[str] = []
         self.left: list[str] = []
@@ -272,6 +273,7 @@ class Runner:
             _, target, passes = said['done']
             self.runs[target] += 1
             self.passes[passes] += 1
+            self.schemas.update(said.get('schemas', {}))
             self.unstable += said['unstable'] > 0
             if said['finding']:
                 self.found(said['finding'])
@@ -333,6 +335,9 @@ class Runner:
             f'{len(self.pairs)} pairs of operators; {self.unstable} runs with elements that were '
             f'not judged; {len(self.findings)} failures of {len(kinds)} kinds'
         )
+        if self.schemas:
+            shown = ', '.join(f'{name} {count}' for name, count in self.schemas.most_common())
+            print(f'kernels by schema: {shown}')
         for sign, count in kinds.most_common():
             print(f'{count:6} {sign}')
         if self.left:
@@ -355,6 +360,7 @@ class Runner:
             'seconds': round(spent, 1), 'workers': self.given.workers, 'runs': dict(self.runs),
             'oracle': oracle.versions(), 'passes': dict(self.passes.most_common()),
             'unstable_runs': self.unstable, 'findings': self.findings,
+            'schemas': dict(self.schemas.most_common()),
             'operators': dict(self.ops.most_common()), 'pairs': len(self.pairs),
             'pairs_without_a_graph': len(self.refused),
             # A line for each producer, since there are thousands.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from random import Random
@@ -93,9 +94,16 @@ def passes_named(text: str) -> tuple[str, ...] | None:
 
 
 def run(
-    net: Net, target: str, passes: Passes, style: str = 'quick', **options: Any
+    net: Net,
+    target: str,
+    passes: Passes,
+    style: str = 'quick',
+    schemas: Counter[str] | None = None,
+    **options: Any,
 ) -> dict[str, np.ndarray]:
-    """[Net] -> outputs by name; options of `tilewright.compile` for style 'searched'"""
+    """[Net] -> outputs by name. `schemas` counts those of a CPU's kernels; options are those of
+    `tilewright.compile`, for style 'searched'.
+    """
     if target in PSEUDO:
         return PSEUDO[target](net, passes)
     with quickly(target, style):
@@ -105,6 +113,8 @@ def run(
             if target == 'cpu':
                 options = {'threads': THREADS} | options
             compiled = tw.compile(net.proto(), target=target, passes=passes, **options)
+        if schemas is not None:
+            schemas.update(kernel.schedule.schema for kernel in compiled.kernels.values())
         outputs = {
             name: np.full(net.values[name].shape, 77, net.values[name].dtype)
             for name in net.outputs
