@@ -27,6 +27,7 @@ from .quantised import (
     Weights,
     Writer,
 )
+from .run import Runner, arguments, main
 
 SEED = 1
 # Kernels of three of them are compiled, which takes nearly all of the time.
@@ -139,7 +140,9 @@ def test_steps_compute_their_definitions() -> None:
     assert (window.write(net).numbers.astype(int) - 10).ravel().tolist() == [1, 1, -3, 59]
 
 
-def test_a_wrong_lowering_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_lowering_is_found_and_made_small(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Parts of a concatenation change places; steps that it does not take are taken away."""
     right = OPERATORS['Concat'].lower
 
@@ -149,6 +152,15 @@ def test_a_wrong_lowering_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(OPERATORS, 'Concat', replace(OPERATORS['Concat'], lower=turned))
     product = Product(3, replace(WEIGHTS, bias=''), STORED)
     steps = conv(12, 3), Elementwise('Mul', STORED), Concat(0, STORED), Transpose(), product
-    found = chains.examined('planted', Chain(source('any'), steps), Way('reference'), None, 20)
+    chain = Chain(source('any'), steps)
+    found = chains.examined('quantised:4:2', chain, Way('reference'), None, 20)
     assert found.kind == 'wrong'
     assert found.sign in (f'reference: wrong {step} Concat' for step in ('Conv', 'Elementwise'))
+    runner = Runner(arguments(['--quantised', '3', '--first', '2', '--seed', '4']))
+    assert runner.names() == ['quantised:4:2', 'quantised:4:3', 'quantised:4:4']
+    runner.found(found.to_json())
+    assert '--replay quantised:4:2\n' in capsys.readouterr().out
+    assert runner.end() == 1
+    monkeypatch.setattr(chains, 'named', lambda _: (chain, [Way('reference')]))
+    assert main(['--replay', 'quantised:4:2', '--shrink', '0']) == 1
+    assert 'reference schedules, passes all: wrong' in capsys.readouterr().out
