@@ -37,12 +37,18 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--workers', type=int, default=os.cpu_count() or 1)
     parser.add_argument('--pairs', action='store_true', help='every pair of operators alone')
     parser.add_argument('--types', action='store_true', help='every operator on every type alone')
+    parser.add_argument(
+        '--quantised', type=int, default=0, metavar='N',
+        help='N chains of operators in eight bits instead, on the CPU, compared bit for bit',
+    )  # fmt: skip
     parser.add_argument('--json', type=Path, help='write counts and findings')
     parser.add_argument('--finds', type=Path, default=Path('build/fuzz'), help='models of failures')
     parser.add_argument('--shrink', type=float, default=SHRINK_S, help='seconds for each failure')
     parser.add_argument(
-        '--replay', help='SEED:NUMBER, pair:SEED:OP:OP, type:SEED:OP:DTYPE or a saved .onnx'
-    )
+        '--replay',
+        help='SEED:NUMBER, pair:SEED:OP:OP, type:SEED:OP:DTYPE, quantised:SEED:NUMBER '
+        'or a saved .onnx',
+    )  # fmt: skip
     parser.add_argument('--passes', default='', help='all, none, "all but NAME", or names')
     parser.add_argument('--style', default='', choices=('', 'quick', 'searched'))
     return parser.parse_args(words)
@@ -71,9 +77,11 @@ def graph_of(name: str) -> tuple[Any, int]:
 
 
 def replay(given: argparse.Namespace) -> int:
-    from . import check, graphs, shrink, targets
+    from . import chains, check, graphs, shrink, targets
 
     warnings.simplefilter('ignore')
+    if given.replay.startswith(chains.PREFIX):
+        return chains.replay(given.replay, given.finds, given.shrink)
     if given.replay.endswith('.onnx'):
         net, number = shrink.rebuilt(*graphs.load(Path(given.replay))), 0
     else:
@@ -99,7 +107,7 @@ def replay(given: argparse.Namespace) -> int:
 
 def work(pipe: Connection, targets: list[tuple[str, int]], finds: str, shrink_s: float) -> None:
     """A worker: graphs by name in, what happened out."""
-    from . import check
+    from . import chains, check
 
     warnings.simplefilter('ignore')
     while True:
@@ -109,6 +117,12 @@ def work(pipe: Connection, targets: list[tuple[str, int]], finds: str, shrink_s:
         begin = time.perf_counter()
         pipe.send({'begin': [name, 'generator', '', '']})
         try:
+            if name.startswith(chains.PREFIX):
+                net = chains.check_all(name, pipe.send, Path(finds), shrink_s)
+                pipe.send({
+                    'end': name, 'ops': [node.op for node in net.nodes], 'pairs': sorted(net.pairs)
+                })  # fmt: skip
+                continue
             net, number = graph_of(name)
         except Exception as error:
             pipe.send({'end': name, 'error': f'{type(error).__name__}: {error}'})
@@ -139,6 +153,16 @@ def _is_there(target: str) -> bool:
     return True
 
 
+def _again(finding: dict) -> str:
+    """The line that runs a failure again; a chain's number says how it is compiled as well."""
+    if finding['graph'].startswith('quantised:'):
+        return f'python -m tests.fuzz --replay {finding["graph"]}'
+    return (
+        f'python -m tests.fuzz --replay {finding["file"] or finding["graph"]} '
+        f'--targets {finding["target"]} --passes "{finding["passes"]}" --style "{finding["style"]}"'
+    )
+
+
 class Runner:
     """The parent. `work` is what a worker does, `limit_s` how long it may be silent."""
 
@@ -158,6 +182,7 @@ class Runner:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.runs: Counter[str] = Counter()
         self.passes: Counter[str] = Counter()
+        self.schemas: Counter[str] = Counter()  # of kernels of chains
         self.findings: list[dict] = []
         self.refused: list[str] = []
         self.left: list[str] = []
@@ -167,6 +192,9 @@ class Runner:
 
     def names(self) -> list[str]:
         given = self.given
+        if given.quantised:
+            numbers = range(given.first, given.first + given.quantised)
+            return [f'quantised:{given.seed}:{n}' for n in numbers]
         if given.pairs or given.types:
             from .generate import all_pairs, all_types
 
@@ -245,6 +273,7 @@ class Runner:
             _, target, passes = said['done']
             self.runs[target] += 1
             self.passes[passes] += 1
+            self.schemas.update(said.get('schemas', {}))
             self.unstable += said['unstable'] > 0
             if said['finding']:
                 self.found(said['finding'])
@@ -284,12 +313,7 @@ class Runner:
                 f'{finding["style"]}, graph {finding["graph"]}: {finding["message"]}'
             )
             print(finding['shown'])
-            where = finding['file'] or finding['graph']
-            print(
-                f'python -m tests.fuzz --replay {where} --targets {finding["target"]} '
-                f'--passes "{finding["passes"]}" --style "{finding["style"]}"',
-                flush=True,
-            )
+            print(_again(finding), flush=True)
 
     def progress(self, total: int) -> None:
         spent = time.monotonic() - self.begin
@@ -311,6 +335,9 @@ class Runner:
             f'{len(self.pairs)} pairs of operators; {self.unstable} runs with elements that were '
             f'not judged; {len(self.findings)} failures of {len(kinds)} kinds'
         )
+        if self.schemas:
+            shown = ', '.join(f'{name} {count}' for name, count in self.schemas.most_common())
+            print(f'kernels by schema: {shown}')
         for sign, count in kinds.most_common():
             print(f'{count:6} {sign}')
         if self.left:
@@ -333,6 +360,7 @@ class Runner:
             'seconds': round(spent, 1), 'workers': self.given.workers, 'runs': dict(self.runs),
             'oracle': oracle.versions(), 'passes': dict(self.passes.most_common()),
             'unstable_runs': self.unstable, 'findings': self.findings,
+            'schemas': dict(self.schemas.most_common()),
             'operators': dict(self.ops.most_common()), 'pairs': len(self.pairs),
             'pairs_without_a_graph': len(self.refused),
             # A line for each producer, since there are thousands.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from random import Random
@@ -92,16 +93,28 @@ def passes_named(text: str) -> tuple[str, ...] | None:
     return tuple(text.split(','))
 
 
-def run(net: Net, target: str, passes: Passes, style: str = 'quick') -> dict[str, np.ndarray]:
-    """[Net] -> outputs by name"""
+def run(
+    net: Net,
+    target: str,
+    passes: Passes,
+    style: str = 'quick',
+    schemas: Counter[str] | None = None,
+    **options: Any,
+) -> dict[str, np.ndarray]:
+    """[Net] -> outputs by name. `schemas` counts those of a CPU's kernels; options are those of
+    `tilewright.compile`, for style 'searched'.
+    """
     if target in PSEUDO:
         return PSEUDO[target](net, passes)
     with quickly(target, style):
         if target == 'cpu' and style == 'quick':
             compiled: Any = _drawn_kernels(net, passes)
         else:
-            threads: dict[str, Any] = {'threads': THREADS} if target == 'cpu' else {}
-            compiled = tw.compile(net.proto(), target=target, passes=passes, **threads)
+            if target == 'cpu':
+                options = {'threads': THREADS} | options
+            compiled = tw.compile(net.proto(), target=target, passes=passes, **options)
+        if schemas is not None:
+            schemas.update(kernel.schedule.schema for kernel in compiled.kernels.values())
         outputs = {
             name: np.full(net.values[name].shape, 77, net.values[name].dtype)
             for name in net.outputs

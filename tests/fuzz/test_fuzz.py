@@ -58,7 +58,7 @@ def test_every_claimed_operator_is_drawn() -> None:
     """An operator without a row would never be fuzzed. Not drawn are operators with bodies
     (tests/networks/test_control_flow.py), of training (test_training.py), of PyTorch alone
     (test_torch_import.py), and those that round to eight bits, whose results jump where sums differ
-    in their last bit (test_integer_networks.py, tests/kernels/test_dot_kernels.py).
+    in their last bit: chains of them are drawn that are exact (test_quantised.py).
     """
     bodies, torch = {'If', 'Loop', 'Scan'}, {'tilewright::Expm1', 'tilewright::Log1p'}
     training = {
