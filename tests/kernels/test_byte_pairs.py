@@ -19,10 +19,11 @@ from tilewright.kernels.cpu.schemas.byte_pairs.plan import (
     byte_pairs_schedule,
     draw_byte_pairs,
     longest_run,
+    multiplies,
     plan_byte_pairs,
     why_not,
 )
-from tilewright.machine.compiler import compiler, run_compiler
+from tilewright.machine.compiler import build, compiler, run_compiler
 from tilewright.machine.isa import ISAS, host_arch, host_isas
 from tilewright.machine.known import known_machine
 from tilewright.ops.channels_last import channels_last
@@ -31,6 +32,7 @@ from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
+from tilewright.runtime.worker import Worker
 from tilewright.search.cpu.choose import choose
 from tilewright_lab.simulate.emulate import Toolchain, run_program
 
@@ -186,6 +188,18 @@ def test_it_is_chosen_where_numbers_are_small_as_a_rule() -> None:
         known_machine('i9-10980xe'), dot_dtype='u8', dot_one_gops=400.0, dot_all_gops=6000.0
     )
     assert choose(layer(c=512, k=512), vnni, 2, 1)[0].schedule.schema == 'dot'
+
+
+def test_a_worker_judges_it_on_the_images_that_it_is_timed_with(native_isa: str) -> None:
+    """A right kernel would be wrong if its results were those of the numbers it is checked with."""
+    if not multiplies(ISAS[native_isa]):
+        pytest.skip(f'{native_isa} has no pairs of products of bytes')
+    group = layer(c=40)
+    schedule = byte_pairs_schedule(group, native_isa, 3, 2, 4)
+    library = build(generate(group, schedule), compiler_flags(schedule))
+    with Worker(seed=5) as worker:
+        assert worker.check(group, library).ok
+        assert worker.time(group, library, min_ms=0.01, max_calls=4).ok
 
 
 @pytest.mark.skipif(
