@@ -32,6 +32,7 @@ from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
+from tilewright.report.words import loop_lines
 from tilewright.runtime.worker import Worker
 from tilewright.search.cpu.choose import choose
 from tilewright_lab.simulate.emulate import Toolchain, run_program
@@ -188,6 +189,25 @@ def test_it_is_chosen_where_numbers_are_small_as_a_rule() -> None:
         known_machine('i9-10980xe'), dot_dtype='u8', dot_one_gops=400.0, dot_all_gops=6000.0
     )
     assert choose(layer(c=512, k=512), vnni, 2, 1)[0].schedule.schema == 'dot'
+
+
+def test_explain_says_what_it_does() -> None:
+    group = flatten(layer(c=40, h=8, w=8))
+    schedule = byte_pairs_schedule(group, 'avx2', 5, 2, 4, (('hw', 2),))
+    assert loop_lines(group, schedule)[1:] == [
+        'for each block of 4 runs of 5 pixels, of 32 pixels:',
+        '  pack each run: 40 input channels (c), in units of 8; what is too large for sums in 16 '
+        'bits goes to a list',
+        '  for each panel of 16 output channels (k) of 48 (3 times):',
+        '    for each run:',
+        '      micro-kernel: 5 pixels x 2 vectors of channels, 10 accumulators in 16 avx2 '
+        'registers',
+        '        inside: loop over 5 units, then over the list',
+        '      store the results through requantize',
+    ]
+    windows = layer(c=40, r=3, s=3, pad=1)
+    lines = loop_lines(windows, byte_pairs_schedule(windows, 'avx2', 5, 2, 4))
+    assert any('for each of 9 points of the window, in units of 8' in line for line in lines)
 
 
 def test_a_worker_judges_it_on_the_images_that_it_is_timed_with(native_isa: str) -> None:
