@@ -19,10 +19,11 @@ from tilewright.kernels.cpu.schemas.byte_pairs.plan import (
     byte_pairs_schedule,
     draw_byte_pairs,
     longest_run,
+    multiplies,
     plan_byte_pairs,
     why_not,
 )
-from tilewright.machine.compiler import compiler, run_compiler
+from tilewright.machine.compiler import build, compiler, run_compiler
 from tilewright.machine.isa import ISAS, host_arch, host_isas
 from tilewright.machine.known import known_machine
 from tilewright.ops.channels_last import channels_last
@@ -31,6 +32,8 @@ from tilewright.ops.flatten import flatten
 from tilewright.ops.group import Group
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
+from tilewright.report.words import loop_lines
+from tilewright.runtime.worker import Worker
 from tilewright.search.cpu.choose import choose
 from tilewright_lab.simulate.emulate import Toolchain, run_program
 
@@ -119,6 +122,8 @@ def test_random_products_are_the_definition(isa: str, tools: Tools) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('quarter', range(4))
 def test_a_thousand_products(quarter: int, native_isa: str, tools: Tools) -> None:
+    if not multiplies(ISAS[native_isa]):
+        pytest.skip(f'{native_isa} has no pairs of products of bytes')
     seeds = range(QUICK + quarter, 0x7FFFFFFF, 4)
     done = (check(seed, native_isa, tools) for seed in seeds)
     assert sum(itertools.islice(filter(None, done), ALL // 4)) == ALL // 4
@@ -186,6 +191,37 @@ def test_it_is_chosen_where_numbers_are_small_as_a_rule() -> None:
         known_machine('i9-10980xe'), dot_dtype='u8', dot_one_gops=400.0, dot_all_gops=6000.0
     )
     assert choose(layer(c=512, k=512), vnni, 2, 1)[0].schedule.schema == 'dot'
+
+
+def test_explain_says_what_it_does() -> None:
+    group = flatten(layer(c=40, h=8, w=8))
+    schedule = byte_pairs_schedule(group, 'avx2', 5, 2, 4, (('hw', 2),))
+    assert loop_lines(group, schedule)[1:] == [
+        'for each block of 4 runs of 5 pixels, of 32 pixels:',
+        '  pack each run: 40 input channels (c), in units of 8; what is too large for sums in 16 '
+        'bits goes to a list',
+        '  for each panel of 16 output channels (k) of 48 (3 times):',
+        '    for each run:',
+        '      micro-kernel: 5 pixels x 2 vectors of channels, 10 accumulators in 16 avx2 '
+        'registers',
+        '        inside: loop over 5 units, then over the list',
+        '      store the results through requantize',
+    ]
+    windows = layer(c=40, r=3, s=3, pad=1)
+    lines = loop_lines(windows, byte_pairs_schedule(windows, 'avx2', 5, 2, 4))
+    assert any('for each of 9 points of the window, in units of 8' in line for line in lines)
+
+
+def test_a_worker_judges_it_on_the_images_that_it_is_timed_with(native_isa: str) -> None:
+    """A right kernel would be wrong if its results were those of the numbers it is checked with."""
+    if not multiplies(ISAS[native_isa]):
+        pytest.skip(f'{native_isa} has no pairs of products of bytes')
+    group = layer(c=40)
+    schedule = byte_pairs_schedule(group, native_isa, 3, 2, 4)
+    library = build(generate(group, schedule), compiler_flags(schedule))
+    with Worker(seed=5) as worker:
+        assert worker.check(group, library).ok
+        assert worker.time(group, library, min_ms=0.01, max_calls=4).ok
 
 
 @pytest.mark.skipif(

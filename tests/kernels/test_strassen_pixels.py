@@ -85,6 +85,28 @@ def test_results_are_the_reference_inside_their_buffers(
             assert agrees(group, out, want), (group.label, schedule.to_json())
 
 
+@pytest.mark.parametrize('odd', [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_reaches_its_pixel_and_the_one_that_is_summed_with_it(
+    odd, native_isa, tools, whole_numbers
+):  # fmt: skip
+    if not ISAS[native_isa].rows_emit:
+        pytest.skip(f'{native_isa} has no micro-kernels along rows')
+    strip = 2 * ISAS[native_isa].lanes
+    group = conv2d(n=2, c=8, h=1, w=2 * strip + 3, k=6, r=1, s=1)
+    schedule = strassen_pixels_schedule(flatten(group), native_isa, (3, 2), 1, (), 'l2')
+    source, flags = generate(group, schedule), compiler_flags(schedule)
+    arrays = whole_numbers(group, 0)
+    for channel, pixel, others in ((1, 1, {1 + strip}), (5, strip, {0}), (5, 2 * strip, set())):
+        arrays['In'][...] = 1
+        arrays['In'][1, channel, 0, pixel] = odd
+        for out in run_program(group, source, arrays, tools(native_isa), flags, ('end',)):
+            lost = ~np.isfinite(out)
+            assert lost[1, :, 0, pixel].all()
+            assert {(n, x) for n, _, _, x in np.argwhere(lost)} == {
+                (1, x) for x in others | {pixel}
+            }
+
+
 def test_a_column_of_blocks_takes_four_of_the_products():
     """Sums that lack one would leave out terms at the end of each image."""
     random = np.random.default_rng(0)

@@ -17,6 +17,7 @@ from tilewright.importers.onnx import import_onnx
 from tilewright.machine.isa import ISAS
 from tilewright.machine.measure import load_machine
 from tilewright.network.compile import compile, prepare
+from tilewright.ops.integer import is_integer_products
 from tilewright_lab.scripts.integer_networks import exact_results, quantise, unit
 
 
@@ -128,6 +129,36 @@ def test_weights_that_are_stored_once_may_have_two_scales() -> None:
     made = evaluate(prepare(model), {'x': x})
     for name in 'ab':
         np.testing.assert_allclose(made[name], plain[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('last', [True, False])
+@pytest.mark.parametrize('zero', [0, 7, 128])
+def test_products_know_what_stands_for_zero_in_their_image(zero: int, last: bool) -> None:
+    """Its zero point says how large numbers are: prices of products of bytes depend on it."""
+    random = np.random.default_rng(3)
+    weights = random.integers(-128, 128, (6, 5)).astype(np.int8)
+    quantise = ['QLinearMatMul', ['x', 'xs', 'xz', 'w', 'ws', 'wz', 'ys', 'yz']]
+    op, given = quantise if last else ['MatMulInteger', ['x', 'w', 'xz', 'wz']]
+    arrays = {
+        'xs': np.float32(0.02), 'xz': np.uint8(zero), 'w': weights, 'ws': np.float32(0.01),
+        'wz': np.int8(3), 'ys': np.float32(0.03), 'yz': np.uint8(11),
+    }  # fmt: skip
+    out = TensorProto.UINT8 if last else TensorProto.INT32
+    graph = helper.make_graph(
+        [helper.make_node(op, given, ['y'])], 'products',
+        [helper.make_tensor_value_info('x', TensorProto.UINT8, (4, 6))],
+        [helper.make_tensor_value_info('y', out, (4, 5))],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items() if n in given],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid('', 21)]
+    program = prepare(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    (task,) = [t for t in program.tasks if is_integer_products(t.group)]
+    assert task.group.main.pad_value == zero
+    x = random.integers(0, 256, (4, 6)).astype(np.uint8)
+    sums = (x.astype(int) - zero) @ (weights.astype(int) - 3)
+    scale = np.float32(0.02) * np.float32(0.01) / np.float32(0.03)
+    want = np.clip(np.rint(sums.astype(np.float32) * scale) + 11, 0, 255) if last else sums
+    np.testing.assert_array_equal(evaluate(program, {'x': x})['y'], want)
 
 
 def test_sums_that_nobody_quantises_are_scaled_once() -> None:

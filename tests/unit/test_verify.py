@@ -5,16 +5,26 @@ import faulthandler
 import math
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tilewright.errors import ArrayError
 from tilewright.ops.convolution import conv2d
+from tilewright.ops.group import Group
+from tilewright.ops.integer import integer_products
 from tilewright.ops.matmul import matmul
 from tilewright.ops.reference import reference
 from tilewright.runtime import verify
-from tilewright.runtime.verify import Oracle, compare, guarded_empty, poison, random_arrays
+from tilewright.runtime.verify import (
+    Oracle,
+    compare,
+    guarded_empty,
+    poison,
+    random_arrays,
+    timed_arrays,
+)
 
 GROUP = matmul(m=2, n=3, k=4)
 
@@ -33,6 +43,46 @@ def test_random_arrays_are_float32_of_order_one_and_follow_the_seed():
     again, other = random_arrays(group, 7), random_arrays(group, 8)
     assert all(np.array_equal(arrays[n], again[n]) for n in arrays)
     assert not any(np.array_equal(arrays[n], other[n]) for n in arrays)
+
+
+def of_bytes(image: str, zero: int) -> Group:
+    group = integer_products(conv2d(c=64, k=8, h=20, w=20, r=1, s=1), zero)
+    kinds = {'In': image, 'Ker': 'i8'}
+    tensors = tuple(replace(t, dtype=kinds.get(t.name, t.dtype)) for t in group.tensors)
+    return replace(group, tensors=tensors)
+
+
+@pytest.mark.parametrize('image', ['u8', 'i8'])
+def test_products_of_bytes_are_timed_with_images_as_networks_have_them(image: str) -> None:
+    """Their time depends on how many numbers are large: with small ones some kernels only seem
+    fast. Behind a ReLU half are 0 and few groups of four are too large; around the middle most.
+    """
+    ends = np.iinfo({'u8': np.uint8, 'i8': np.int8}[image])
+    for zero in (int(ends.min), int(ends.min) + 128):
+        group = of_bytes(image, zero)
+        arrays = random_arrays(group, 3)
+        timed = timed_arrays(group, arrays, 3)
+        assert timed['Ker'] is arrays['Ker']
+        made = timed['In']
+        assert made.dtype == ends.dtype
+        assert made.shape == arrays['In'].shape
+        assert not made.flags.writeable
+        stored = made.astype(int) - int(ends.min)
+        large = np.mean(stored.reshape(-1, 4, 4, 100).sum(1) > 256)
+        if zero == ends.min:
+            assert 0.4 < np.mean(stored == 0) < 0.6
+            assert 0.005 < large < 0.1
+        else:
+            assert abs(stored.mean() - 128) < 2
+            assert large > 0.9
+        again, other = timed_arrays(group, arrays, 3), timed_arrays(group, arrays, 4)
+        assert np.array_equal(made, again['In'])
+        assert not np.array_equal(made, other['In'])
+
+
+def test_floats_are_timed_as_they_are_checked() -> None:
+    arrays = random_arrays(GROUP, 1)
+    assert timed_arrays(GROUP, arrays, 1) is arrays
 
 
 def test_poison_is_nan_with_one_bit_pattern():

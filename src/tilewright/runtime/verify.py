@@ -22,7 +22,8 @@ computes with values of order one, whatever its results are: libraries' sigmoid,
 right to 1e-7, also where it gives 1e-4. Differences of 1e-6 say nothing (`LEAST` x tolerance).
 
 *Data* are random in sign with magnitudes in [1/4, 1): nothing is zero, so no term can be left out
-unseen, and sums do not grow so large that a lost term hides below the tolerance.
+unseen, and sums do not grow so large that a lost term hides below the tolerance. Kernels of bytes
+are timed with other images (`timed_arrays`).
 
 *Poison* is one signalling NaN. Its exact bits left in an output mean 'not written'; arithmetic with
 it sets the quiet bit, so a kernel that adds to memory it never set is told apart.
@@ -43,6 +44,7 @@ from tilewright.errors import ArrayError
 from tilewright.kernels.cpu.schema import SCHEMAS
 from tilewright.ops.dtypes import HALVES, NUMPY, holds_floats, is_float, limits
 from tilewright.ops.group import Group, Tensor
+from tilewright.ops.integer import SMALL, factors, is_integer_products
 from tilewright.ops.reference import reference
 from tilewright.ops.stored import as_stored
 from tilewright.ops.winograd_error import DEFAULT_LIMIT
@@ -109,6 +111,27 @@ def _random_other(tensor: Tensor, rng: np.random.Generator) -> np.ndarray:
         low, high = limits(tensor.dtype)
         array[...] = rng.integers(max(low, -4), min(high, 4) + 1, tensor.shape)
     return array
+
+
+def timed_arrays(
+    group: Group, arrays: Mapping[str, np.ndarray], seed: int
+) -> Mapping[str, np.ndarray]:
+    """Arrays to time kernels with: those that check them, but where bytes are multiplied, whose
+    sizes some kernels' time depends on, the image is one as networks have them.
+    """
+    if not is_integer_products(group):
+        return arrays
+    image = group.tensor(factors(group)[0].tensor)
+    if image.dtype not in SMALL:
+        return arrays
+    low, high = limits(image.dtype)
+    zero = int(group.main.pad_value)
+    # Four standard deviations are stored. Behind a ReLU, where 0 is the least number, half are 0.
+    spread = (high - zero if zero == low else (high - low) / 2) / 4
+    array = guarded_empty(image.shape, NUMPY[image.dtype])
+    drawn = np.random.default_rng([seed, len(group.tensors)]).standard_normal(image.shape)
+    array[...] = np.clip(np.rint(zero + spread * drawn), low, high)
+    return {**arrays, image.name: freeze(array)}
 
 
 def poison(array: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ import signal
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -218,13 +218,20 @@ class _Bench:
 
     def __init__(self, group: Group, seed: int, tolerance: float | None) -> None:
         arrays = verify.freeze_all(verify.random_arrays(group, seed))
+        timed = verify.timed_arrays(group, arrays, seed)
         self.group = group
         self.inputs = {t.name: arrays[t.name] for t in group.with_role('input')}
+        self.timed = {t.name: timed[t.name] for t in group.with_role('input')}
         self.constants = {t.name: arrays[t.name] for t in group.with_role('constant')}
         if tolerance is None and group.half == 'f16':
             tolerance = verify.half_tolerance(group)
-        steps = verify.half_steps(group, arrays)
-        self.oracle = verify.Oracle.of(group, reference(group, arrays), tolerance, steps)
+
+        def oracle(of: Mapping[str, Any]) -> verify.Oracle:
+            steps = verify.half_steps(group, of)
+            return verify.Oracle.of(group, reference(group, of), tolerance, steps)
+
+        self.oracle = oracle(arrays)
+        self.timed_oracle = self.oracle if timed is arrays else oracle(timed)
         self.out = verify.guarded_empty(group.output.shape, NUMPY[group.output.dtype])
         self.loaded: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
 
@@ -243,20 +250,21 @@ class _Bench:
     def check(self, library: str) -> dict:
         kernel, packed = self.load(library)
         kernel.run(self.inputs, packed, verify.poison(self.out))
-        return self.verdict()
+        return self.verdict(self.oracle)
 
     def time(self, library: str, min_ms: float, max_calls: int) -> dict:
         kernel, packed = self.load(library)
         verify.poison(self.out)
-        first = min(kernel.time(self.inputs, packed, self.out, repeats=WARM_UP_CALLS))
+        first = min(kernel.time(self.timed, packed, self.out, repeats=WARM_UP_CALLS))
         wanted = math.ceil(min_ms / 1e3 / max(first, TICK_S))
         calls = min(max(wanted, LEAST_CALLS), max(max_calls, LEAST_CALLS))
-        samples = kernel.time(self.inputs, packed, self.out, repeats=calls)
+        samples = kernel.time(self.timed, packed, self.out, repeats=calls)
         # Judged again: threads that race give a wrong answer only sometimes.
-        return {**self.verdict(), 'samples_ms': [1e3 * max(float(s), TICK_S) for s in samples]}
+        verdict = self.verdict(self.timed_oracle)
+        return {**verdict, 'samples_ms': [1e3 * max(float(s), TICK_S) for s in samples]}
 
-    def verdict(self) -> dict:
-        found = self.oracle.judge(self.out)
+    def verdict(self, oracle: verify.Oracle) -> dict:
+        found = oracle.judge(self.out)
         return {
             'status': 'ok' if found.ok else 'wrong',
             'max_rel_err': found.max_rel_err if math.isfinite(found.max_rel_err) else None,

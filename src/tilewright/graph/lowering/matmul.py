@@ -18,17 +18,17 @@ from tilewright.ops.products import einsum, stacked_product
 from tilewright.ops.stage import literal, read
 
 
-def product(a: Result, b: Result, integer: bool = False) -> Result:
-    """[m, k] times [k, n]; `integer`: of small whole numbers, in i32."""
+def product(a: Result, b: Result, zero: int | None = None) -> Result:
+    """[m, k] times [k, n]; with the `zero` point of `a` they are small whole numbers, in i32."""
     (m, k), (depth, n) = a.shape, b.shape
-    if k != depth or (a.dtype != b.dtype and not integer):
+    if k != depth or (a.dtype != b.dtype and zero is None):
         raise ModelError(
             f'{a.dtype}{list(a.shape)} cannot be multiplied by {b.dtype}{list(b.shape)}'
         )
     if not m * n * k:
-        return filled((m, n), 0, 'i32' if integer else a.dtype)
+        return filled((m, n), 0, a.dtype if zero is None else 'i32')
     group = matmul(m=m, n=n, k=k)
-    group = integer_products(group) if integer else typed(group, a.dtype)
+    group = typed(group, a.dtype) if zero is None else integer_products(group, zero)
     return compute(group, {'A': a, 'B': b})
 
 
@@ -49,8 +49,9 @@ def _matmul(node: NodeReader) -> Result:
     return view(made, shape)
 
 
-def stacked(a: Result, b: Result, integer: bool = False) -> Result:
-    """[.., m, k] times [.., k, n]; a single right factor takes all rows of the left at once.
+def stacked(a: Result, b: Result, zero: int | None = None) -> Result:
+    """[.., m, k] times [.., k, n]; a single right factor takes all rows of the left at once. With
+    the `zero` point of `a` they are small whole numbers, in i32.
 
     The result has the shape that the graph knows, so that a bias behind it can join the product.
     """
@@ -59,13 +60,13 @@ def stacked(a: Result, b: Result, integer: bool = False) -> Result:
     if k != depth:
         raise ModelError(f'{list(a.shape)} cannot be multiplied by {list(b.shape)}')
     if 0 in (*stack, m, n, k):
-        return filled((*stack, m, n), 0, 'i32' if integer else a.dtype)
+        return filled((*stack, m, n), 0, a.dtype if zero is None else 'i32')
     if math.prod(b.shape[:-2]) == 1:
         a, b = view(a, (*stack, m, k)), view(b, (k, n))
         if not stack:
-            return product(a, b, integer)
-    group = stacked_product(a.shape, b.shape, 'f32' if integer else a.dtype)
-    return compute(integer_products(group) if integer else group, {'A': a, 'B': b})
+            return product(a, b, zero)
+    group = stacked_product(a.shape, b.shape, a.dtype if zero is None else 'f32')
+    return compute(group if zero is None else integer_products(group, zero), {'A': a, 'B': b})
 
 
 def _gemm(node: NodeReader) -> Result:

@@ -154,6 +154,11 @@ def _keeps_zero(weights: Result, zero: Result | None) -> bool:
     return isinstance(weights, Known) and single
 
 
+def _pad_of(zero: Result | None) -> int:
+    """What stands for 0 in an image that keeps its zero point."""
+    return int(zero.array.item()) if isinstance(zero, Known) else 0
+
+
 def _bias(bias: Result | None, moved: np.ndarray | None) -> Result | None:
     if moved is None:
         return bias
@@ -176,7 +181,7 @@ def _integer_conv(
     if _keeps_zero(w, zero):
         assert isinstance(w, Known)
         bias = _bias(bias, _sum(w, tuple(range(1, len(w.shape))), zero))
-        pad = 0 if zero is None else int(zero.array.item())  # type: ignore[union-attr]
+        pad = _pad_of(zero)
     groups = node.int('group', 1)
     if rank < 1 or len(w.shape) != rank + 2 or groups < 1 or x.shape[1] != w.shape[1] * groups:
         raise ModelError(
@@ -283,13 +288,14 @@ def _integer_product(
         raise Unsupported(f'of {list(a.shape)} and {list(b.shape)}')
     if zero is not None and len(zero.shape) == 1:
         zero = view(zero, (*zero.shape, 1))
-    b = _centred(b, b_zero)
+    b, stands = _centred(b, b_zero), 0
     if _keeps_zero(b, zero) and len(b.shape) == 2:
         assert isinstance(b, Known)
         bias = _bias(bias, _sum(b, (0,), zero))
+        stands = _pad_of(zero)
     else:
         a = _centred(a, zero)
-    made = stacked(a, b, integer=True)
+    made = stacked(a, b, stands)
     return made if bias is None else pointwise('bias', add(X, read(1)), [made, bias], 'i32')
 
 

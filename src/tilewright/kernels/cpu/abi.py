@@ -58,6 +58,30 @@ def write_constants(writer: Writer, group: Group, places: Mapping[str, int], ahe
     return total
 
 
+def behind(
+    group: Group, packed: str, ahead: int, more: Mapping[str, int]
+) -> tuple[dict[str, int], int]:  # fmt: skip
+    """As `constant_places`, of constants of any dtype and of what else is kept, by its floats; and
+    floats of all.
+    """
+    sizes = {t.name: -(-t.bytes // 4) for t in group.with_role('constant') if t.name != packed}
+    places, offset = {}, aligned(ahead)
+    for name, floats in {**sizes, **more}.items():
+        places[name] = offset
+        offset += aligned(floats)
+    return places, offset
+
+
+def write_behind(
+    writer: Writer, group: Group, packed: str, places: Mapping[str, int]
+) -> None:  # fmt: skip
+    """In tw_pack: constants of any dtype but `packed`, copied to their places."""
+    for number, tensor in enumerate(group.with_role('constant')):
+        if tensor.name != packed:
+            place = f'packed + {places[tensor.name]}'
+            writer.line(f'memcpy({place}, constants[{number}], {tensor.bytes});')
+
+
 def write_head(writer: Writer, group: Group, schedule: Schedule) -> None:
     writer.line(f'/* {group.label}: {schedule.schema} schema, {schedule.isa}')
     for level in reversed(schedule.levels):

@@ -30,7 +30,8 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 WORDS = 2  # instructions of a multiply-add of words, in which the peak of words was measured
-UNIT, ALONE, ENTRY = 5, 6, 3  # those of a unit and of an entry, for each vector and pixel
+ADDED, ALONE, ENTRY = 5, 6, 3  # those of a unit and of an entry, for each vector and pixel
+UNIT_IN_WORDS = 8  # those of as many products of words as a unit has
 LOAD = 0.13  # of an instruction, that a load takes beside them
 LISTED = 0.2  # entries for each unit of an image whose least number stands for 0
 MIDDLE = 2.0  # the same where another number does, of which groups stand alone
@@ -55,7 +56,7 @@ def predict_byte_pairs(group: Group, schedule: Schedule, machine: Machine) -> Pr
     blocks = -(-runs // plan.block)
     least = plan.group.main.pad_value == limits(plan.image.dtype)[0]
     listed = LISTED if least else MIDDLE
-    instructions = plan.units * ((UNIT if least else ALONE) + ENTRY * listed)
+    instructions = plan.units * ((ADDED if least else ALONE) + ENTRY * listed)
     sums = plan.run * plan.vectors
     loads = plan.units * (plan.held + plan.run * (2 * plan.vectors - plan.held + 2))
     work = sums * instructions + LOAD * loads
@@ -71,7 +72,7 @@ def predict_byte_pairs(group: Group, schedule: Schedule, machine: Machine) -> Pr
     moved = sum(t.bytes for t in group.tensors if t.role not in ('inner', 'constant')) + weights
     per_cycle = 1e9 * seen.peak_gflops(threads) / threads / isa.flops_per_cycle
     # In multiply-adds of words, as the machine's peak is.
-    flops = 2.0 * plan.pixels * plan.size * plan.taps * plan.depth / 2 * UNIT / 8
+    flops = 2.0 * plan.pixels * plan.size * plan.taps * plan.depth / 2 * ADDED / UNIT_IN_WORDS
     return roofline(group, schedule, seen, cycles + seconds * per_cycle, flops, float(moved))
 
 

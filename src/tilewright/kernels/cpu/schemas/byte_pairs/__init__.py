@@ -7,6 +7,7 @@ from tilewright.kernels.cpu.schemas.byte_pairs.plan import (
     plan_byte_pairs,
     why_not,
 )
+from tilewright.kernels.cpu.schemas.byte_pairs.words import byte_pairs_lines
 
 BYTE_PAIRS = CpuSchema(
     name='byte_pairs',
@@ -17,6 +18,7 @@ BYTE_PAIRS = CpuSchema(
     rank='tilewright.search.cpu.rank_byte_pairs:rank_byte_pairs',
     time='tilewright.model.cpu.byte_pairs_time:predict_byte_pairs',
     draw=draw_byte_pairs,
+    lines=byte_pairs_lines,
     dtypes=(('i16', 'i32'),),
     any_dtype=True,
     flattens=True,

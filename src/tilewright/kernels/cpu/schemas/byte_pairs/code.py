@@ -289,13 +289,9 @@ def _write_pixel(writer: Writer, p: BytePairsPlan, width: int) -> None:
 def constant_places(p: BytePairsPlan) -> tuple[dict[str, int], int]:
     """Where constants lie behind the weights, in floats; and floats of all."""
     weights = factors(p.group)[1].tensor
-    places, offset = {weights: 0}, abi.aligned(p.panels * p.panel_bytes // 4)
-    sizes = {t.name: -(-t.bytes // 4) for t in p.group.with_role('constant') if t.name != weights}
-    sizes |= {MOVED: p.size} if p.flips else {}
-    for name, floats in sizes.items():
-        places[name] = offset
-        offset += abi.aligned(floats)
-    return places, offset
+    more = {MOVED: p.size} if p.flips else {}
+    places, floats = abi.behind(p.group, weights, p.panels * p.panel_bytes // 4, more)
+    return {weights: 0, **places}, floats
 
 
 def _write_weights(writer: Writer, p: BytePairsPlan) -> None:
@@ -327,10 +323,7 @@ def _write_weights(writer: Writer, p: BytePairsPlan) -> None:
     writer.close()
     writer.line(f'to += {p.tap_units * UNIT * p.width};')
     writer.close(1 + len(p.window))
-    for number, tensor in enumerate(p.group.with_role('constant')):
-        if tensor.name != access.tensor:
-            place = f'packed + {places[tensor.name]}'
-            writer.line(f'memcpy({place}, constants[{number}], {tensor.bytes});')
+    abi.write_behind(writer, p.group, access.tensor, places)
     writer.close()
     writer.line()
     abi.write_sizes(writer, p.schedule.threads, p.scratch_floats, floats)

@@ -21,7 +21,6 @@ from tilewright.kernels.cpu.schemas.dot.plan import MOVED, SUMS, DotPlan
 from tilewright.kernels.cpu.schemas.outer.code import write_kernels, write_nest
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
-from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.integer import IN_BYTES, Row, factors
 
 
@@ -207,20 +206,12 @@ def _write_word(writer: Writer, p: DotPlan, step: int, size: int, pad: int, flip
 
 def constant_places(p: DotPlan) -> tuple[dict[str, int], int]:
     """Where constants beside the weights lie, in floats behind the panels; and floats of all."""
-    places, offset = {}, abi.aligned(p.words.packed_floats)
-    sizes = {
-        t.name: -(-t.size * DTYPES[t.dtype] // 4)
-        for t in p.group.with_role('constant')
-        if t.name != p.weights.name
-    }
+    more: dict[str, int] = {}
     if p.flips:
-        sizes[MOVED] = p.words.panels.size * _loose_points(p)
+        more[MOVED] = p.words.panels.size * _loose_points(p)
     if p.near:
-        sizes |= {START: p.words.panels.size, NEAR: 1}
-    for name, floats in sizes.items():
-        places[name] = offset
-        offset += abi.aligned(floats)
-    return places, offset
+        more |= {START: p.words.panels.size, NEAR: 1}
+    return abi.behind(p.group, p.weights.name, p.words.packed_floats, more)
 
 
 def _loose_points(p: DotPlan) -> int:
@@ -286,10 +277,7 @@ def write_weights(writer: Writer, p: DotPlan) -> None:
         moved = (-128 if p.image.dtype == 'i8' else 128) if p.flips else 0
         largest = 128 if p.products == IN_BYTES else 255
         write_near(writer, p.group, p.near, c.vector, places, (loops, weight), moved, largest)
-    for number, tensor in enumerate(p.group.with_role('constant')):
-        if tensor.name in places:
-            place = f'packed + {places[tensor.name]}'
-            writer.line(f'memcpy({place}, constants[{number}], {tensor.bytes});')
+    abi.write_behind(writer, p.group, p.weights.name, places)
     writer.close()
     writer.line()
     abi.write_sizes(writer, p.words.schedule.threads, p.words.scratch_floats, floats)

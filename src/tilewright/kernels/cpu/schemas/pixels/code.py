@@ -349,20 +349,37 @@ def write_nest(
     `pointer` says where tensors lie; `fill` are C statements that fill `buffer` with what results
     from `block` to `end` of image `n` read, `first` those before all loops.
     """
-    shape, axis = plan.shape, plan.axis
+    shape = plan.shape
     writer.line('float *buffer = (float *)(args->scratch + part * tw_scratch_bytes());')
     writer.lines += [f'{"    " * writer.depth}{line}' for line in first]
     for item in plan.epilogue.operands:
         writer.line(f'const float *{item.name} = {pointer(item.tensor)};')
-    tiles = len(plan.counts)
-    units = -(-axis.size // plan.unit)
-    dims = [
-        ('n', shape.batch, plan.sizes.get(shape.batch, 1), 1),
-        ('tile', shape.channels, tiles, 1),
-    ]
-    dims.append(('x', axis.name, units, plan.unit))
+    write_shares(writer, plan)
+    floats = plan.packed_floats // plan.sizes[shape.channels]
+    writer.open('for (long n = n_low; n < n_high; n++)')
+    writer.open(f'for (long block = x_low; block < x_high; block += {plan.block})')
+    writer.line(f'const long end = min_long(block + {plan.block}, x_high);')
+    writer.lines += [f'{"    " * writer.depth}{line}' for line in fill]
+    writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
+    write_tile(writer, plan)
+    writer.line(f'const float *weights = args->packed + k * {floats};')
+    if shape.flat:
+        _write_flat(writer, plan)
+    else:
+        _write_tiles(writer, plan)
+    writer.close(3)
+
+
+def write_shares(writer: Writer, plan: PixelsPlan) -> None:
+    """What one thread computes: images, tiles of channels, and results along the axis of blocks."""
+    shape, axis, unit = plan.shape, plan.axis, plan.unit
+    dims = (
+        ('n', shape.batch, plan.sizes.get(shape.batch, 1)),
+        ('tile', shape.channels, len(plan.counts)),
+        ('x', axis.name, -(-axis.size // unit)),
+    )
     rest = 'part'
-    for letter, name, count, unit in dims:
+    for letter, name, count in dims:
         ways = dict(plan.schedule.parallel).get(name, 1) if name else 1
         index = f'({rest} % {ways})' if ways > 1 else '0'
         rest = f'({rest} / {ways})' if ways > 1 else rest
@@ -370,25 +387,27 @@ def write_nest(
         if letter == 'x':
             low, high = f'{low} * {unit}', f'min_long({high} * {unit}, {axis.size})'
         writer.line(f'const long {letter}_low = {low}, {letter}_high = {high};')
-    floats = plan.packed_floats // plan.sizes[shape.channels]
-    writer.open('for (long n = n_low; n < n_high; n++)')
-    writer.open(f'for (long block = x_low; block < x_high; block += {plan.block})')
-    writer.line(f'const long end = min_long(block + {plan.block}, x_high);')
-    writer.lines += [f'{"    " * writer.depth}{line}' for line in fill]
-    writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
-    if len(set(plan.counts)) > 1:
-        size = plan.sizes[shape.channels]
-        writer.line(f'const long k = tile * {size} / {tiles};')
-        writer.line(f'const long channels = (tile + 1) * {size} / {tiles} - k;')
+
+
+def write_tile(writer: Writer, plan: PixelsPlan) -> None:
+    """The first channel of a tile, and how many it has."""
+    tiles, counts = len(plan.counts), plan.counts
+    if len(set(counts)) > 1:
+        writer.line(f'const long k = tile * {sum(counts)} / {tiles};')
+        writer.line(f'const long channels = (tile + 1) * {sum(counts)} / {tiles} - k;')
     else:
-        writer.line(f'const long k = tile * {plan.counts[0]};')
-        writer.line(f'const long channels = {plan.counts[0]};')
-    writer.line(f'const float *weights = args->packed + k * {floats};')
-    if shape.flat:
-        _write_flat(writer, plan)
-    else:
-        _write_tiles(writer, plan)
-    writer.close(3)
+        writer.line(f'const long k = tile * {counts[0]};')
+        writer.line(f'const long channels = {counts[0]};')
+
+
+def write_called(
+    writer: Writer, plan: PixelsPlan, name: Callable[[int], str], given: str
+) -> None:  # fmt: skip
+    """A call of the function for a tile's channels, by its `name`."""
+    counts = sorted(set(plan.counts), reverse=True)
+    for number, channels in enumerate(counts):
+        test = '' if number + 1 == len(counts) else f'if (channels == {channels}) '
+        writer.line(f'{"else " if number else ""}{test}{name(channels)}({given});')
 
 
 def _write_flat(writer: Writer, plan: PixelsPlan) -> None:
@@ -425,17 +444,16 @@ def _write_tiles(writer: Writer, plan: PixelsPlan) -> None:
 
 def _write_corner_call(writer: Writer, plan: PixelsPlan) -> None:
     """The sums of the last pixels, and what becomes of them."""
-    sizes, counts = plan.sizes, sorted(set(plan.counts), reverse=True)
+    isa, count = plan.schedule.isa, plan.sizes[plan.shape.summed]
     out, const = access_strides(plan.group, plan.group.main.write)
     place = _placed(plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''))
     writer.line(
         f'float *sums = buffer + {plan.scratch_floats - abi.aligned(plan.corner * plan.lanes)};'
     )
-    for number, channels in enumerate(counts):
-        test = '' if number + 1 == len(counts) else f'if (channels == {channels}) '
-        name = corner_name(plan.schedule.isa, channels, plan.corner)
-        given = f'(weights, pixels, sums, {sizes[plan.shape.summed]});'
-        writer.line(f'{"else " if number else ""}{test}{name}{given}')
+    write_called(
+        writer, plan, lambda channels: corner_name(isa, channels, plan.corner),
+        f'weights, pixels, sums, {count}',
+    )  # fmt: skip
     operands = ''.join(
         f', {item.name} + {place(item.stride, item.const)}' for item in plan.epilogue.operands
     )

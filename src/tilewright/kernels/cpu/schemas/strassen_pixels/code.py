@@ -23,7 +23,13 @@ from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.isa.x86 import UNROLL
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.kernels.cpu.pointwise import access_strides, write_epilogue
-from tilewright.kernels.cpu.schemas.pixels.code import ROWS_AHEAD, weights_of
+from tilewright.kernels.cpu.schemas.pixels.code import (
+    ROWS_AHEAD,
+    weights_of,
+    write_called,
+    write_shares,
+    write_tile,
+)
 from tilewright.kernels.cpu.schemas.pixels.corner import corner_name, write_corner
 from tilewright.kernels.cpu.schemas.pixels.plan import kernel_name
 from tilewright.kernels.cpu.schemas.strassen.code import namer
@@ -345,8 +351,7 @@ def _write_part(writer: Writer, plan: StrassenPixelsPlan, places: dict[str, int]
     writer.line(f'float *m = v + {abi.aligned(plan.buffer_floats)};')
     for item in plan.after.operands:
         writer.line(f'const float *{item.name} = {pointer(item.tensor)};')
-    tiles = len(plan.counts)
-    _write_shares(writer, plan)
+    write_shares(writer, plan)
     writer.open('for (long n = n_low; n < n_high; n++)')
     writer.open(f'for (long block = x_low; block < x_high; block += {plan.block})')
     writer.line(f'const long end = min_long(block + {plan.block}, x_high);')
@@ -360,36 +365,11 @@ def _write_part(writer: Writer, plan: StrassenPixelsPlan, places: dict[str, int]
     last = f'min_long(x + {plan.pair}, end)'
     writer.line(f'    fill({pointer(source)} + n * {size}, to, x, {last}{numbers});')
     writer.open('for (long tile = tile_low; tile < tile_high; tile++)')
-    if len(set(plan.counts)) > 1:
-        writer.line(f'const long k = tile * {plan.half} / {tiles};')
-        writer.line(f'const long channels = (tile + 1) * {plan.half} / {tiles} - k;')
-    else:
-        writer.line(f'const long k = tile * {plan.counts[0]};')
-        writer.line(f'const long channels = {plan.counts[0]};')
+    write_tile(writer, plan)
     writer.line(f'const float *weights = args->packed + k * {PRODUCTS * plan.deep};')
     _write_products(writer, plan)
     _write_stores(writer, plan)
     writer.close(4)
-
-
-def _write_shares(writer: Writer, plan: StrassenPixelsPlan) -> None:
-    """What one thread computes: images, tiles of channels, pixels in whole pairs."""
-    shape, ways = plan.shape, dict(plan.schedule.parallel)
-    size, unit = shape.across.size, plan.unit
-    dims = (
-        ('n', shape.batch, plan.sizes.get(shape.batch, 1)),
-        ('tile', shape.channels, len(plan.counts)),
-        ('x', shape.across.name, -(-size // unit)),
-    )
-    rest = 'part'
-    for letter, name, count in dims:
-        several = ways.get(name, 1) if name else 1
-        index = f'({rest} % {several})' if several > 1 else '0'
-        rest = f'({rest} / {several})' if several > 1 else rest
-        low, high = f'{count} * {index} / {several}', f'{count} * ({index} + 1) / {several}'
-        if letter == 'x':
-            low, high = f'{low} * {unit}', f'min_long({high} * {unit}, {size})'
-        writer.line(f'const long {letter}_low = {low}, {letter}_high = {high};')
 
 
 def _write_products(writer: Writer, plan: StrassenPixelsPlan) -> None:
@@ -397,15 +377,9 @@ def _write_products(writer: Writer, plan: StrassenPixelsPlan) -> None:
     isa, share = plan.schedule.isa, plan.deep // UNROLL * LINE_FLOATS
     step = f'pixels += {plan.piece_floats}, at += {PRODUCTS * plan.tile_floats}, next += {share}'
 
-    def called(name: Callable[[int], str], given: str) -> None:
-        counts = sorted(set(plan.counts), reverse=True)
-        for number, channels in enumerate(counts):
-            test = '' if number + 1 == len(counts) else f'if (channels == {channels}) '
-            writer.line(f'{"else " if number else ""}{test}{name(channels)}({given});')
-
     def call(wide: int) -> None:
         given = f'weights, pixels, at, {plan.deep}, {plan.lanes}, NULL, NULL, next'
-        called(lambda channels: kernel_name(isa, channels, 1, wide), given)
+        write_called(writer, plan, lambda channels: kernel_name(isa, channels, 1, wide), given)
 
     writer.open(f'for (long t = 0; t < {PRODUCTS}; t++)')
     writer.line(f'const float *next = weights + channels * {plan.deep};')
@@ -428,10 +402,10 @@ def _write_products(writer: Writer, plan: StrassenPixelsPlan) -> None:
                 call(1)
                 writer.line(f'{step};')
             if plan.corner:
-                called(
-                    lambda channels: corner_name(isa, channels, plan.corner),
+                write_called(
+                    writer, plan, lambda channels: corner_name(isa, channels, plan.corner),
                     f'weights, pixels, at, {plan.deep}',
-                )
+                )  # fmt: skip
             writer.close()
         writer.close()
     writer.line(f'weights += channels * {plan.deep};')

@@ -114,14 +114,10 @@ def _micro(p: WordTilesPlan, run: int) -> micro.MicroKernel:
 def constant_places(p: WordTilesPlan) -> tuple[dict[str, int], int]:
     """Where constants lie behind the weights, in floats; and floats of all."""
     weights = factors(p.group)[1].tensor
-    places, offset = {weights: 0}, abi.aligned(p.packed_words)
-    sizes = {t.name: -(-t.bytes // 4) for t in p.group.with_role('constant') if t.name != weights}
-    sizes |= {MOVED: p.shape.k} if p.moves else {}
-    sizes |= {PIECES: 1} if p.pieces > 1 else {}
-    for name, floats in sizes.items():
-        places[name] = offset
-        offset += abi.aligned(floats)
-    return places, offset
+    more = {MOVED: p.shape.k} if p.moves else {}
+    more |= {PIECES: 1} if p.pieces > 1 else {}
+    places, floats = abi.behind(p.group, weights, p.packed_words, more)
+    return {weights: 0, **places}, floats
 
 
 def _write_packing(writer: Writer, p: WordTilesPlan) -> None:
@@ -180,10 +176,7 @@ def _write_packing(writer: Writer, p: WordTilesPlan) -> None:
         writer.close(3)
     if p.pieces > 1:
         _write_pieces(writer, p, places[PIECES], address)
-    for number, tensor in enumerate(p.group.with_role('constant')):
-        if tensor.name != access.tensor:
-            place = f'packed + {places[tensor.name]}'
-            writer.line(f'memcpy({place}, constants[{number}], {tensor.bytes});')
+    abi.write_behind(writer, p.group, access.tensor, places)
     writer.close()
     writer.line()
     abi.write_sizes(writer, p.schedule.threads, p.scratch_floats, floats)
