@@ -158,7 +158,11 @@ def to_c(source: str) -> str:
             raise IntrinsicsError(
                 f'intrinsics of AVX-512 need {SIMDE}, which is not installed (Debian: libsimde-dev)'
             )
-        text = _HEADER.sub(f'#define SIMDE_ENABLE_NATIVE_ALIASES\n#include <{SIMDE}>', text)
+        more = Path(__file__).with_name('intrinsics.h').read_text()
+        wanted = f'#define SIMDE_ENABLE_NATIVE_ALIASES\n#include <{SIMDE}>\n{more}'
+        first = _HEADER.search(text)
+        assert first
+        text = text[: first.start()] + wanted + text[first.end() :]
     return text if text == source else _prelude() + text
 
 
@@ -172,10 +176,16 @@ def _blocks(source: str) -> str:
     found, end = [], 0
     for match in _START.finditer(source):
         close = _closing(source, match.end())
-        if source[close + 1 : close + 2] != ';':
+        block = _block(source[match.end() : close], len(found))
+        found.append(source[end : match.start()])
+        end = close + 1
+        if not block:
+            found.append(source[match.start() : end])
+        elif source[end : end + 1] == ';':
+            found.append(block)
+            end += 1
+        else:
             raise TranslationError(f'a block of assembly that is no statement: {match.group()}')
-        found += [source[end : match.start()], _block(source[match.end() : close], len(found))]
-        end = close + 2
     return ''.join([*found, source[end:]])
 
 
@@ -240,7 +250,7 @@ def _operands(outputs: str, inputs: str) -> dict[str, _Operand]:
 
 
 def _block(text: str, number: int) -> str:
-    """What is between the brackets of one `__asm__`, as a block of C."""
+    """What is between the brackets of one `__asm__`, as a block of C; '' where it may stay."""
     template, outputs, inputs, clobbers, *more = [*_split(text, ':'), '', '', '']
     strings = _STRING.findall(template)
     if _STRING.sub('', template).strip() or any(more):
@@ -254,7 +264,7 @@ def _block(text: str, number: int) -> str:
     kinds = {operand.constraint for operand in operands.values()}
     # What says something to compilers alone, or is for processors without AVX-512.
     if not lines or (kinds == {'x'} and 'zmm' not in text):
-        return f'__asm__ volatile({text});'
+        return ''
     return _Block(number, lines, operands, set(_STRING.findall(clobbers))).c()
 
 
