@@ -43,8 +43,10 @@ from tilewright_lab.simulate.emulate import (
     cannot_run,
     emulate,
     emulator,
+    is_translated,
     native,
 )
+from tilewright_lab.simulate.zmm import IntrinsicsError, simde
 
 SMOOTH = ('exp', 'tanh', 'sigmoid', 'sqrt', 'div', 'pow')
 # Folders in which searches look at as much as for users: what they find is what is tested.
@@ -62,6 +64,13 @@ LONGEST = (
     'test_damaged_models',
     'test_every_length_is_right',
     'test_explain_of_a_gpu_says_what_was_tried',
+)
+# What runs by default on an instruction set that is translated to C (simulate/zmm.py), beside cases
+# that take turns: compilers need two and three times as long for that, with intrinsics ten times.
+TRANSLATED = (
+    'test_an_emulated_kernel_computes_the_reference',
+    'test_every_shape_computes_its_definition_and_nothing_else',
+    'test_odd_numbers_pass_or_stop_at_the_limits',
 )
 # How much of a space searches look at, where what they find only has to be right.
 FEW_SCHEDULES = quick.few_schedules(quick.CPU, quick.GPU)
@@ -112,11 +121,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     shows early, then what takes longest, so that no worker is left alone with it.
     """
     rest = thin.listed()
+    translated = [name for name in ISAS if is_translated(name)]
     for item in items:
-        if item.nodeid in rest:
+        if item.nodeid in rest or _on(item) in translated:
             item.add_marker(pytest.mark.slow)
     yield
     items.sort(key=lambda item: (item.path.parent.name != 'unit', _name(item) not in LONGEST))
+
+
+def _on(item: pytest.Item) -> str:
+    """The instruction set whose kernels a test runs; '' where its cases take turns or are few."""
+    case = getattr(item, 'callspec', None)
+    if case is None or 'in_turn' in case.params or _name(item) in TRANSLATED:
+        return ''
+    own = item.get_closest_marker('isa')
+    return case.params.get('isa', case.params.get('target', '')) if own else ''
 
 
 def _name(item: pytest.Item) -> str:
@@ -125,10 +144,14 @@ def _name(item: pytest.Item) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Notes which tests ran kernels through OpenCL, for the summary."""
+    """Notes which tests ran kernels through OpenCL, for the summary; those whose kernels have
+    intrinsics that nothing stands in for are skipped.
+    """
     _launched.clear()
     try:
         return (yield)
+    except IntrinsicsError as error:
+        pytest.skip(str(error))
     finally:
         item.user_properties += [('opencl', name) for name in sorted(_launched)]
 
@@ -161,6 +184,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name in ISAS if isas else ():
         reason = cannot_run(name)
         how = 'run by this host' if name in host_isas() else 'run in an emulator'
+        if is_translated(name):
+            how = 'translated to C' + ('' if simde() else ', without kernels of intrinsics')
         terminalreporter.line(f'{name}: {f"COULD NOT RUN, {reason}" if reason else how}')
     for name, count in opencl.items():
         terminalreporter.line(f'OpenCL: {count} tests ran kernels on {name}')

@@ -193,6 +193,7 @@ def rows_of_pixels(isa: str) -> list[tuple[Group, Schedule]]:
     ]
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize('isa', X86)
 def test_rows_of_pixels_compute_the_reference_inside_their_buffers(
     isa, whole_numbers, agrees, tools

@@ -3,7 +3,7 @@
 Goes in: a group, its generated source and arrays. Comes out: the output array. The source is
 compiled together with a small `main`, by a cross compiler where the instruction set is another
 architecture's, and run under qemu's user mode: so that code for a machine that is not here is
-executed and compared, not only assembled.
+executed and compared, not only assembled. AVX-512, which qemu lacks, is translated to C (zmm.py).
 
 `main` puts every buffer flush against pages that cannot be touched, at its start or at its end
 (sanitizers do not see assembly), makes what is only read read-only, and gives each part a scratch
@@ -33,6 +33,7 @@ from tilewright.ops.dtypes import NUMPY
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.kernel import as_operand
 from tilewright.schedule.schedule import Schedule
+from tilewright_lab.simulate import zmm
 
 PLACEMENTS = ('start', 'end')
 # Emulated code is checked, not timed: less optimisation, quicker builds.
@@ -129,10 +130,14 @@ int main(int argc, char **argv)
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """How to make a program for an instruction set, and what runs it here."""
+    """How to make a program for an instruction set, and what runs it here.
+
+    `translated`: the program does without the set's instructions (zmm.py).
+    """
 
     compile: tuple[str, ...]
     run: tuple[str, ...] = ()
+    translated: bool = False
 
 
 def native() -> Toolchain:
@@ -168,6 +173,16 @@ def can_emulate(isa: str) -> str:
 @cache
 def _emulator(isa: str) -> Toolchain | str:
     """The first way to link and run that works, or the reason why none does."""
+    found = _qemu(isa)
+    if isinstance(found, str) and isa in zmm.SETS:
+        try:
+            return Toolchain(compiler(), (), True)
+        except MissingError:
+            return found
+    return found
+
+
+def _qemu(isa: str) -> Toolchain | str:
     row = _row(isa)
     arch = host_arch() if row.arch == 'any' else row.arch
     names = (f'qemu-{arch}', f'qemu-{arch}-static')
@@ -204,6 +219,12 @@ def _library_root(command: tuple[str, ...]) -> Path:
 def cannot_run(isa: str) -> str:
     """'' if this host runs the instruction set, itself or in an emulator, else the reason."""
     return '' if isa in host_isas() else can_emulate(isa)
+
+
+def is_translated(isa: str) -> bool:
+    """Whether this host runs the instruction set's kernels as C alone."""
+    found = '' if isa in host_isas() else _emulator(isa)
+    return isinstance(found, Toolchain) and found.translated
 
 
 def emulate(
@@ -248,6 +269,8 @@ def run_text(text: str, tools: Toolchain, flags: tuple[str, ...] = ()) -> str:
 
 def _link(folder: Path, text: str, tools: Toolchain, flags: tuple[str, ...]) -> Path:
     source, program = folder / 'program.c', folder / 'program'
+    if tools.translated:
+        text, flags = zmm.to_c(text), zmm.host_flags(flags)
     source.write_text(text)
     words = [*tools.compile, *PROGRAM_FLAGS, *flags, str(source), '-o', str(program), '-lm']
     run_compiler(words)
