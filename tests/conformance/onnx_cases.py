@@ -236,7 +236,8 @@ beside that:
   have subnormal numbers in f32, and PoCL's Log1p is 0 for the least of them.
 - *Casts* of NaN, infinities and numbers out of range to whole numbers give anything.
 - *Conv, MatMul, Gemm*: NaN in an image or in weights reaches all that depends on it. By Winograd's
-  algorithm and by FFT NaN also reaches the rest of a tile, and infinities become NaN; so they do by
+  algorithm and by FFT NaN also reaches the rest of a tile, by Strassen's algorithm the results that
+  are made of the same sums ([strassen.md](strassen.md)), and infinities become NaN; so they do by
   matrix instructions of GPUs, which take a float in parts. Padding times a weight that is not
   finite is NaN or nothing."""
 

@@ -37,7 +37,7 @@ from tilewright.runtime.worker import Worker
 from tilewright.search.cpu.choose import choose
 from tilewright_lab.simulate.emulate import Toolchain, is_translated, run_program
 
-QUICK, ALL = 32, 1000
+QUICK, ALL = 24, 1000
 SETS = [pytest.param(isa, marks=pytest.mark.isa) for isa in ('avx2', 'avx512')]
 Tools = Callable[[str], Toolchain]
 # Numbers of an image: small ones, as behind a ReLU; any; so large that pairs are too large as well.
