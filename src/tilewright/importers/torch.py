@@ -10,18 +10,11 @@ that lists all of it.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
-import logging
 import operator
-import threading
-import traceback
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +35,7 @@ from tilewright.importers import (
 )
 from tilewright.importers.aten_call import Call, Emitter, Handler, UnsupportedError, type_of
 from tilewright.importers.shapes import checked_shape, given_shapes
+from tilewright.importers.torch_export import decomposed, exported, first_line
 
 _TABLES = (
     aten_attention, aten_elementwise, aten_embedding, aten_recurrent, aten_shapes, aten_training,
@@ -50,20 +44,6 @@ _TABLES = (
 HANDLERS: dict[str, Handler] = {
     f'aten.{name}': handler for table in _TABLES for name, handler in table.HANDLERS.items()
 }
-# Operators that PyTorch would take apart although a node of ours is the whole of them.
-_KEPT = (
-    'linear.default', 'upsample_nearest1d.vec', 'upsample_nearest2d.vec', 'upsample_nearest3d.vec',
-    'upsample_linear1d.vec', 'upsample_bilinear2d.vec', 'upsample_trilinear3d.vec',
-    'upsample_bicubic2d.vec', 'hardsigmoid.default', 'hardswish.default', 'mish.default',
-    'pixel_shuffle.default', 'adaptive_avg_pool1d.default', 'matmul.default',
-    'scaled_dot_product_attention.default', *aten_recurrent.HANDLERS,
-)  # fmt: skip
-
-
-# PyTorch's tracer has one state for all threads, and what it prints is kept away for all of them.
-_EXPORTS = threading.RLock()
-# Operators that PyTorch takes apart only where it is asked to.
-_TAKEN_APART = ('grid_sampler_2d.default',)
 
 
 def import_torch(
@@ -80,13 +60,13 @@ def import_torch(
     """
     torch = _torch()
     if isinstance(model, torch.export.ExportedProgram):
-        name, program = 'the exported program', _decomposed(torch, model)
+        name, program = 'the exported program', decomposed(torch, model)
     else:
         name = type(model).__name__
         if not isinstance(model, torch.nn.Module):
             raise ModelError(f'{name} is neither a torch.nn.Module nor an ExportedProgram')
         inputs = _examples(torch, model, shapes, example_inputs)
-        program = _exported(torch, model, inputs, name)
+        program = exported(torch, model, inputs, name)
     return _Importer(torch, program, name, dict(constants or {})).graph()
 
 
@@ -114,7 +94,7 @@ def import_training(
 
     before = {m: m.training for m in module.modules()}
     inputs = _examples(torch, module, None, example_inputs)
-    program = _exported(torch, WithLoss().train(), inputs, name, training=True)
+    program = exported(torch, WithLoss().train(), inputs, name, training=True)
     for part, mode in before.items():
         part.training = mode
     return _Importer(torch, program, name, {}).trained()
@@ -240,7 +220,7 @@ def run_torch(
         with torch.no_grad():
             results = runs(*import_module('torch.utils._pytree').tree_unflatten(given, form))
     except Exception as error:  # whatever the module's own code raises
-        raise ModelError(f'PyTorch cannot run the module: {_first_line(error)}') from None
+        raise ModelError(f'PyTorch cannot run the module: {first_line(error)}') from None
     finally:
         for part in training:
             part.training = True
@@ -301,93 +281,6 @@ def _parameters(module: Any) -> list[str]:
         for p in inspect.signature(module.forward).parameters.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-
-
-def _exported(
-    torch: Any, module: Any, inputs: tuple[Any, ...], name: str, training: bool = False
-) -> Any:
-    before = [m for m in module.modules() if m.training]
-    if before or training:  # what `torch.export` made cannot be asked to change
-        module.train(training)
-    try:
-        with _EXPORTS, _quiet(), torch.no_grad(), _without_onednn(torch):
-            return _decomposed(torch, torch.export.export(module, inputs, strict=False))
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(_reason(torch, module, inputs, name, error)) from None
-    finally:
-        for part in before:
-            part.training = True
-
-
-@contextlib.contextmanager
-def _without_onednn(torch: Any) -> Iterator[None]:
-    """Last states of recurrent layers by oneDNN had four dimensions in PyTorch 2.11; 2.13 is right.
-
-    Some decompositions ask whether it is enabled, older ones whether it is there.
-    """
-    before = torch._C._has_mkldnn
-    try:
-        with torch.backends.mkldnn.flags(enabled=False):
-            torch._C._has_mkldnn = False
-            yield
-    finally:
-        torch._C._has_mkldnn = before
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the pages that PyTorch prints and logs of a graph that it cannot trace."""
-    before = logging.root.manager.disable
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter('ignore')
-            logging.disable(logging.CRITICAL)
-            yield
-    finally:
-        logging.disable(before)
-
-
-def _reason(torch: Any, module: Any, inputs: tuple[Any, ...], name: str, error: Exception) -> str:
-    """Why a module cannot be traced: it does not run at all, or PyTorch cannot follow it."""
-    try:
-        with _quiet(), torch.no_grad():
-            module(*inputs)
-    except Exception as refused:
-        said = _first_line(refused)
-        return f'{name} does not run on the example inputs: {said}{_place(torch, refused)}'
-    return f'{name} cannot be traced by torch.export: {_first_line(error)}{_place(torch, error)}'
-
-
-def _place(torch: Any, error: Exception) -> str:
-    """The line of the user's code that led to an error, to end a sentence with."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), '<')
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(ours):
-            return f' (at {frame.filename}:{frame.lineno}, {frame.line})'
-    return ''
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
-
-
-def _decomposed(torch: Any, program: Any) -> Any:
-    """ATen's core operators, without mutation, and those that are kept."""
-    table = torch.export.default_decompositions()
-    for name in _KEPT:
-        packet, _, overload = name.partition('.')
-        table.pop(getattr(getattr(torch.ops.aten, packet), overload), None)
-    apart = [
-        getattr(getattr(torch.ops.aten, packet), overload)
-        for packet, _, overload in (name.partition('.') for name in _TAKEN_APART)
-    ]
-    table.update(import_module('torch._decomp').get_decompositions(apart))
-    with _EXPORTS, warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        return program.run_decompositions(table)
 
 
 _DETACHED = ('aten.detach.default', 'aten.alias.default')  # the latter by decompositions
