@@ -153,10 +153,13 @@ def test_plain_loops_and_vectors(name: str, dtype: str) -> None:
         _run(made, GpuSchedule.of('vector', run=8, threads=64), name)
 
 
+@pytest.mark.parametrize('length', [48, 264, 768, 1288])
+@pytest.mark.parametrize('run', [8, 1])
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_a_warp_for_each_row(dtype: str) -> None:
-    made = half_group(row_norm('layernorm', (5, 48)), dtype)
-    _run(made, GpuSchedule.of('rows', threads=128, lanes=32, run=8))
+def test_a_warp_for_each_row(dtype: str, run: int, length: int) -> None:
+    """Rows of one turn, of few that are unrolled, ragged or not, and of many."""
+    made = half_group(row_norm('layernorm', (5, length)), dtype)
+    _run(made, GpuSchedule.of('rows', threads=128, lanes=32, run=run))
 
 
 @pytest.mark.parametrize('name', ['host', 'opencl'])

@@ -45,6 +45,11 @@ LARGEST = 2**31 - 1  # elements: indices are 32-bit numbers
 # instructions of Hopper, whose core matrices are one line each.
 ALIGNED = 128
 LARGEST_CLUSTER = 8  # blocks that every GPU with clusters can run together
+# Where a kernel that was started early waits for those before it; a body without this line waits
+# first of all. Above it a body reads only what was made ahead, once.
+BEGINS = 'GRID_BEGINS;'
+# From where on kernels that follow this one may be started, to wait; without this line, its end.
+ENDS = 'GRID_ENDS;'
 _NAME = re.compile(r'[A-Za-z_]\w*')
 
 
@@ -244,12 +249,16 @@ def _function(kernel: Kernel, dialect: Dialect) -> str:
     body = kernel.body
     if kernel.language == 'cucl':
         body = translate(resolve(kernel, body), dialect.words)
+    inside = body.strip('\n').splitlines()
+    if not any(line.strip() == BEGINS for line in inside):
+        inside = [BEGINS, *inside]
+    if not dialect.begins:
+        inside = [line for line in inside if line.strip() not in (BEGINS, ENDS)]
     lines = [
         dialect.entry(kernel, ', '.join(_parameters(kernel, dialect))),
         '{',
-        *([f'    {dialect.begin}'] if dialect.begin else []),
         *(f'    {line}' for line in dialect.shared(kernel)),
-        *(f'    {line}' if line else '' for line in body.strip('\n').splitlines()),
+        *(f'    {line}' if line else '' for line in inside),
         '}',
     ]
     tail = dialect.tail(kernel)

@@ -34,10 +34,11 @@ def mma_int8(kind: str) -> str:
 
 
 # A kernel that was started early goes on when those before it have ended and what they wrote can be
-# seen (runtime/gpu/recorded.py); nothing happens where a launch does not ask for it. Blocks that
-# are let in even earlier (launch_dependents) share multiprocessors unevenly, and networks become
-# slower.
+# seen (runtime/gpu/recorded.py); from the second line on those behind it may be started, once all
+# its blocks are there. Nothing happens where a launch does not ask for it. The second comes behind
+# the first: else all kernels of a network would be let in, and wait where others are to compute.
 GRID_BEGINS = 'griddepcontrol.wait;'
+GRID_ENDS = 'griddepcontrol.launch_dependents;'
 
 # Four tiles of 8 x 8 halves at the address %4 of each lane's row: a lane has two neighbours along a
 # row of each, or, turned, down a column.

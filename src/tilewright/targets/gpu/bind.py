@@ -23,7 +23,7 @@ from tilewright.graph.limits import index_limits
 from tilewright.graph.memory import Place
 from tilewright.graph.memory_proof import box, read_box
 from tilewright.graph.program import Program, Task
-from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.language import ENDS, Array, Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step
 from tilewright.ops.dtypes import DTYPES
 from tilewright.runtime.gpu.device import Call, Device, NDArray, Values
@@ -70,8 +70,7 @@ def bind(
     parallel   whether kernels that touch different memory may run side by side
     """
     with _Holder(device) as holder:
-        made = _Binder(program, works, device, holder, report)
-        return made.network(parallel)
+        return _Binder(program, works, device, holder, report, parallel).network()
 
 
 class _Holder:
@@ -109,6 +108,7 @@ class _Binder:
         device: Device,
         holder: _Holder,
         report: Report | None,
+        parallel: bool,
     ) -> None:
         self.program, self.works, self.device, self.holder = program, works, device, holder
         self.placement: Placement = place(program, [work.module for work in works])
@@ -117,23 +117,24 @@ class _Binder:
         self.passing: list[tuple[str, str]] = []
         self.prepared: dict[tuple, Mapping[str, NDArray]] = {}
         self.slots = [self._slots(number) for number in range(len(works))]
-        steps = [step for work in works for step in (*work.module.ahead, *work.module.steps)]
-        kernels = [
-            *(step.kernel for step in steps),
-            *(self._kernel(s, self.slots[n]) for n, w in enumerate(works) for s in w.module.steps),
-        ]
-        self.programs = programs(device, kernels, report)
+        steps = [(n, step) for n, work in enumerate(works) for step in work.module.steps]
+        touched = [_touched(works[n].task, step, self.slots[n]) for n, step in steps]
+        self.order: Waits | None = waits(touched) if parallel else None
+        self.waits = in_a_row(len(steps)) if self.order is None else self.order
+        self.kernels = let_in(
+            [self._kernel(step, self.slots[n]) for n, step in steps], self.waits
+        )  # fmt: skip
+        ahead = [step.kernel for work in works for step in work.module.ahead]
+        self.programs = programs(device, [*ahead, *self.kernels], report)
 
-    def network(self, parallel: bool) -> GpuNetwork:
-        tasks, touched = [], []
+    def network(self) -> GpuNetwork:
+        tasks, kernels = [], iter(self.kernels)
         for number, work in enumerate(self.works):
             self._prepare(number, work)
             slots = self.slots[number]
             calls = []
-            for step in work.module.steps:
-                kernel = self._kernel(step, slots)
+            for step, kernel in zip(work.module.steps, kernels, strict=False):
                 calls.append(Call(self.programs[kernel], self._values(kernel, step, slots)))
-                touched.append(_touched(work.task, step, slots))
             tasks.append(
                 GpuTask(
                     work.task.name, work.task.origin, work.task.group, work.schedule,
@@ -149,8 +150,8 @@ class _Binder:
         for name, value in self.program.outputs:
             kind = self.program.values[value]
             outputs.append((Value(name, kind.shape, kind.dtype), self._value(value)))
-        order = waits(touched) if parallel else None
-        self._prove(in_a_row(len(touched)) if order is None else order)
+        order = self.order
+        self._prove(self.waits)
         launches = self._launches([call for task in tasks for call in task.calls], order)
         arena, *arrays = self.holder.arrays
         held = Held(arena, tuple(arrays), tuple(self.programs.values()))
@@ -324,6 +325,19 @@ class _Binder:
         return replace(step.kernel, body='\n'.join([*moved, step.kernel.body]))
 
 
+def let_in(kernels: Sequence[Kernel], order: Waits) -> list[Kernel]:
+    """The kernels, those without `ENDS` that a kernel of clusters waits for.
+
+    Blocks of a cluster are placed together, by what is free at that moment: beside others that are
+    about to end, several of them share a multiprocessor, and others get none.
+    """
+    before = {n for late, kernel in enumerate(kernels) if kernel.cluster > 1 for n in order[late]}
+    return [
+        replace(kernel, body=kernel.body.replace(f'{ENDS}\n', '')) if n in before else kernel
+        for n, kernel in enumerate(kernels)
+    ]
+
+
 def _touched(task: Task, step: Step, slots: Mapping[str, _Slot]) -> Touched:
     """The spans of the arena that a kernel reads and writes."""
     return Touched(tuple(_spans(task, step, slots, False)), tuple(_spans(task, step, slots, True)))
@@ -331,8 +345,9 @@ def _touched(task: Task, step: Step, slots: Mapping[str, _Slot]) -> Touched:
 
 def _spans(task: Task, step: Step, slots: Mapping[str, _Slot], written: bool) -> Iterator[Span]:
     for argument, buffer in step.buffers:
-        array, slot = step.kernel.array(argument), slots[buffer]
-        if slot.array is not None or array.written != written:
+        array, slot = step.kernel.array(argument), slots.get(buffer)
+        # What is made ahead has no place in the arena.
+        if slot is None or slot.array is not None or array.written != written:
             continue
         whole = Span(slot.offset, slot.offset + array.elements * DTYPES[array.dtype])
         region = None

@@ -46,8 +46,10 @@ HEAD = f"""\
 #define ATOMIC_COUNT(p) atomicAdd(p, 1)
 #if __CUDA_ARCH__ >= 900
 #define GRID_BEGINS asm volatile("{ptx.GRID_BEGINS}" ::: "memory")
+#define GRID_ENDS asm volatile("{ptx.GRID_ENDS}" ::: "memory")
 #else
 #define GRID_BEGINS
+#define GRID_ENDS
 #endif
 
 #if __CUDA_ARCH__ >= 800
@@ -349,5 +351,5 @@ CUDA = Dialect(
         'mma_tf32', 'wgmma_tf32', 'wgmma_bf16', 'mma_half', 'wgmma_half_f16', 'wgmma_half_bf16',
         'mma_int8', *(f'wgmma_int8_{kind}' for kind in BYTE_KINDS),
         'bulk_copy', 'cluster', 'device_fence', 'lane_xor', 'resident_grid',
-    }), extra=_extra, begin='GRID_BEGINS;',
+    }), extra=_extra, begins=True,
 )  # fmt: skip

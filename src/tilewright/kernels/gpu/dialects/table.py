@@ -77,7 +77,7 @@ class Dialect:
                   and read each other's shared memory)
     extra         kernels -> text between head and kernels: what their needs ask for
     tail          text behind the kernel
-    begin         the first line of every kernel
+    begins        whether kernels may be started early, and wait at the line `BEGINS`
     """
 
     name: str
@@ -90,7 +90,7 @@ class Dialect:
     capabilities: frozenset[str] = frozenset()
     extra: Callable[[Sequence[Kernel]], str] = _nothing
     tail: Callable[[Kernel], str] = _nothing
-    begin: str = ''
+    begins: bool = False
 
 
 _FOLDER = 'tilewright.kernels.gpu.dialects'

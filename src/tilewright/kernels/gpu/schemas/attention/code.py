@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import half, pieces
-from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.language import ENDS, Array, Kernel
 from tilewright.kernels.gpu.module import Module, Step, tensor_buffers
 from tilewright.kernels.gpu.schemas.attention import halves, matrix
 from tilewright.kernels.gpu.schemas.attention.common import between, each, place_of, stored_at
@@ -67,6 +67,7 @@ def kernel(p: AttentionPlan) -> Kernel:
         f'for (int j_block = 0; j_block < end; j_block += {p.keys}) {{',
         *pieces.indented(_turn(p, typed)),
         '}',
+        ENDS,
         *(matrix.store(p) if p.matrix else _store(p)),
     ]
     args = tuple(

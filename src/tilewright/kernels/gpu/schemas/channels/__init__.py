@@ -34,7 +34,7 @@ def _table(group: Group, intrinsic: str) -> Table:
             bk=(16, 32, 64, 128, 256), bp=(16, 32, 64, 128, 256), tk=(16, 32, 64),
             tp=(16, 32, 64), stages=(2, 3, 4, 6),
         ) | depths  # fmt: skip
-    columns = (16, 32, 48, 64, 96, 128, 192, 256)
+    columns = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)
     ways = [(n, queue, 1) for n in (2, 3, 4, 5, 6) for queue in (1, 2) if n > queue]
     return {
         ('bk', 'tk'): [(n, n) for n in columns],

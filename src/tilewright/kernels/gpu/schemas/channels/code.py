@@ -42,7 +42,7 @@ from tilewright.kernels.cpu.pointwise import access_strides
 from tilewright.kernels.cpu.writer import scaled, total
 from tilewright.kernels.gpu import half, pieces
 from tilewright.kernels.gpu.epilogue import helpers
-from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.language import BEGINS, ENDS, Array, Kernel
 from tilewright.kernels.gpu.module import Module
 from tilewright.kernels.gpu.product import module_of, pack_kernel, workspace
 from tilewright.kernels.gpu.schemas.channels.plan import (
@@ -53,7 +53,7 @@ from tilewright.kernels.gpu.schemas.channels.plan import (
     ChannelsPlan,
     plan,
 )
-from tilewright.kernels.gpu.schemas.channels.store import stored
+from tilewright.kernels.gpu.schemas.channels.store import Store
 from tilewright.kernels.gpu.work import WARP
 from tilewright.ops.group import Group
 from tilewright.ops.stage import Affine
@@ -123,7 +123,7 @@ def _decoded(p: ChannelsPlan) -> list[str]:
 
 
 def main_kernel(p: ChannelsPlan, sums: Sequence[Array]) -> Kernel:
-    group = p.group
+    group, store = p.group, Store.of(p)
     args = [
         pieces.argument(group.tensor(p.contraction.a.tensor)),
         p.packed,
@@ -133,14 +133,15 @@ def main_kernel(p: ChannelsPlan, sums: Sequence[Array]) -> Kernel:
         pieces.argument(group.output, written=True),
     ]
     shared = [('tiles', p.shared_floats)]
-    shared += [('full', 2 * p.stages)] * p.bulk + [('arrived', 4)] * bool(sums)
+    shared += [('full', 2 * p.stages)] * p.bulk + [('arrived', 4)] * bool(sums) + store.shared
     body = [
         *_place(p),
         *_loader(p),
-        *_accumulate(p),
+        *_accumulate(p, store),
+        ENDS,
         *(pieces.joined(*p.sums, p.threads, p.tiles, p.split, p.whole) if sums else []),
         *_staged(p),
-        *stored(p),
+        *store.lines(),
         *(['CLUSTER_BARRIER;'] if p.cluster else []),  # others may still read what is here
     ]
     family = 'int8' if p.whole else 'half'
@@ -234,20 +235,19 @@ def _bounded(p: ChannelsPlan) -> list[tuple[int, Affine]]:
 
 
 def _copies(p: ChannelsPlan) -> list[str]:
-    """Copy piece `next`: a unit of each of this thread's rows, and the packed columns."""
+    """Copy a unit of each of this thread's rows, of piece `next`."""
     a = p.contraction.a
     strides, _ = access_strides(p.group, a)
     shape = p.group.tensor(a.tensor).shape
     windows = dict(p.windows)
     moved = total([*(scaled(d, strides[d]) for d in windows if d in strides), 'channel'])
-    rows, columns = p.tile_floats
+    rows, _ = p.tile_floats
     slot = pieces.slot('next', p.stages)
     copy = 'COPY2' if p.unit < p.chunk else 'COPY4_NEAR' if p.near else 'COPY4'
     padding = next((array.name for array in _padding(p)), '')
     outside = f'@{padding}' if padding else f'(const GLOBAL float *)@{a.tensor}'
     lines = [
         f'SHARED float *const to_a = a_tile + {slot} * {rows};',
-        f'SHARED float *const to_b = b_tile + {slot} * {columns};',
         f'const int unit = next * {p.units} + own_unit;',
         *_window(p),
         f'const int moved = {moved};',
@@ -267,11 +267,20 @@ def _copies(p: ChannelsPlan) -> list[str]:
             f'{copy}(to_a + to{i}, there{i} ? {address} : {outside}, '
             f'{"true" if padding else f"there{i}"});',
         ]
+    return lines
+
+
+def _copies_of_columns(p: ChannelsPlan) -> list[str]:
+    """Copy the packed columns of piece `next`; in bulk one thread does."""
+    columns, slot = p.tile_floats[1], pieces.slot('next', p.stages)
     piece = f'((group * {p.column_tiles} + column_tile) * {p.iterations} + next) * {columns}'
-    lines.append(f'const GLOBAL float *const from_b = @{p.packed.name} + {piece};')
+    lines = [
+        f'SHARED float *const to_b = b_tile + {slot} * {columns};',
+        f'const GLOBAL float *const from_b = @{p.packed.name} + {piece};',
+    ]
     if p.bulk:
         full = f' + next % {p.stages} * 2' if p.stages > 1 else ''
-        return [*lines, 'if (THREAD == 0)', f'    BULK_COPY(to_b, from_b, {columns}, full{full});']
+        return [*lines, f'BULK_COPY(to_b, from_b, {columns}, full{full});']
     return [
         *lines,
         *pieces.dealt(
@@ -281,17 +290,28 @@ def _copies(p: ChannelsPlan) -> list[str]:
     ]  # fmt: skip
 
 
-def _accumulate(p: ChannelsPlan) -> list[str]:
+def _accumulate(p: ChannelsPlan, store: Store) -> list[str]:
     """The loop over pieces: one is multiplied while later ones are copied.
 
     A later piece takes the place of one that all have done with: with a queue of two that is the
-    one before the last, whose products have ended when the last one's were waited for.
+    one before the last, whose products have ended when the last one's were waited for. Columns were
+    packed ahead, so that the first of them are asked for before the kernels that this one follows
+    have ended; so is what the epilogue reads of constants.
     """
     tiles, own = p.sums
     lines = [f'{"int" if p.whole else "float"} acc[{tiles}][{own}];', *pieces.cleared(tiles, own)]
+    columns = _copies_of_columns(p)
+    first = [
+        f'for (int next = begin; next < min(begin + {p.ahead}, end); next++) {{',
+        *pieces.indented(columns),
+        '}',
+    ] if p.ahead else []  # fmt: skip
     if p.bulk:
-        begun = [f'    BULK_BEGIN(full + {2 * stage});' for stage in range(p.stages)]
-        lines += ['if (THREAD == 0) {', *begun, '}', 'BARRIER;']
+        begun = [f'BULK_BEGIN(full + {2 * stage});' for stage in range(p.stages)]
+        first = ['if (THREAD == 0) {', *pieces.indented([*begun, *first]), '}']
+        columns = ['if (THREAD == 0) {', *pieces.indented(columns), '}']
+    lines += [*first, *store.first(constant=True), BEGINS, *(['BARRIER;'] if p.bulk else [])]
+    beside = store.first(constant=False)
     used = f'(now - begin) / {p.stages}'
     slot = f' + now % {p.stages} * 2' if p.stages > 1 else ''
     arrived = [
@@ -300,7 +320,8 @@ def _accumulate(p: ChannelsPlan) -> list[str]:
         *([f'BULK_WAIT(full{slot}, {used});'] if p.bulk else []),
         'BARRIER;',
     ]
-    asked = pieces.asked(p.ahead, _copies(p))
+    rows = _copies(p)
+    asked = pieces.asked(p.ahead, [*rows, *columns])
     if not p.ahead:
         turn = [
             *asked,
@@ -309,15 +330,17 @@ def _accumulate(p: ChannelsPlan) -> list[str]:
             *(['MATRIX_WAIT(0);'] if p.wide else []),
             'BARRIER;',
         ]
-        return [*lines, 'for (int now = begin; now < end; now++) {', *pieces.indented(turn), '}']
+        loop = ['for (int now = begin; now < end; now++) {', *pieces.indented(turn), '}']
+        return [*lines, *beside, *loop]
     ended = [f'MATRIX_WAIT({p.queue - 1});'] if p.wide else []
     inside = [*arrived, *_multiply(p)]
     inside += [*ended, *asked] if p.queue > 1 else [*asked, *ended]
     return [
         *lines,
         f'for (int now = begin - {p.ahead}; now < begin; now++) {{',
-        *pieces.indented(asked),
+        *pieces.indented(pieces.asked(p.ahead, rows)),
         '}',
+        *beside,
         'for (int now = begin; now < end; now++) {',
         *pieces.indented(inside),
         '}',

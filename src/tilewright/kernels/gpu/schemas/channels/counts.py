@@ -10,6 +10,7 @@ from tilewright.kernels.gpu.schemas.channels.plan import (
     ChannelsPlan,
     plan,
 )
+from tilewright.kernels.gpu.schemas.channels.store import Store
 from tilewright.kernels.gpu.work import BANKS_BYTES, WARP, Need, Work
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.group import Group
@@ -29,10 +30,13 @@ def need(group: Group, schedule: GpuSchedule) -> Need:
 def _need(p: ChannelsPlan) -> Need:
     fragments = 0 if p.wide else p.tp // 16 * 4 + p.tk // 8 * 2
     copied = p.bp * p.units // p.threads
+    store = Store.of(p)
     registers = math.prod(p.sums) + fragments + ROW_REGISTERS * copied + OTHER_REGISTERS
+    registers += store.held
+    shared = p.shared_floats + 2 * p.stages * p.bulk + sum(count for _, count in store.shared)
     computed = p.tiles * p.bk * p.bp * p.iterations * p.units
     return Need(
-        p.threads, 4 * (p.shared_floats + 2 * p.stages * p.bulk), registers, p.tiles * p.split,
+        p.threads, 4 * shared, registers, p.tiles * p.split,
         p.split, computed / (p.points * p.columns * p.groups * p.depth),
     )  # fmt: skip
 

@@ -9,9 +9,12 @@ thread that waited for each of its reads before it asks for the next would spend
 so, where a product is short. In a cluster the threads of all its blocks deal the tile out among
 them, and each adds up what the blocks have of a run, in their order.
 
-- an operand of the columns alone (a bias) is read once, where a thread keeps to its columns;
-- of one that lies as the result does (a residual), several are asked for before the first is used.
-  The result may lie where that operand lay: each thread writes what it has read, and nothing else.
+- an operand of the columns alone (a bias) is read before the products: once by each thread that
+  keeps to its columns, else into shared memory; constants even before the kernels that this one
+  follows have ended;
+- of one that lies as the result does (a residual), several are asked for at once, the first of them
+  before the products. The result may lie where that operand lay: each thread writes what it has
+  read, and nothing else.
 """
 
 from __future__ import annotations
@@ -30,18 +33,14 @@ AT_ONCE = 8  # reads of a thread that are under way, of sixteen bytes each
 MANY_THREADS = 256  # of a block: with more of them fewer reads each are enough
 
 
-def stored(p: ChannelsPlan) -> list[str]:
-    """[ChannelsPlan] -> lines."""
-    return _Store.of(p).lines()
-
-
 @dataclass(frozen=True)
-class _Store:
+class Store:
     """How the results of a block are dealt out.
 
-    run     neighbours of a row that a thread stores at once
-    once    operands that a thread reads once
-    ahead   operands of which several are asked for before they are used
+    run      neighbours of a row that a thread stores at once
+    once     operands that a thread reads once
+    joint    operands of the columns that all threads read from shared memory
+    ahead    operands of which several are asked for before they are used
     """
 
     p: ChannelsPlan
@@ -49,24 +48,30 @@ class _Store:
     const: int
     run: int
     once: tuple[Operand, ...]
+    joint: tuple[Operand, ...]
     ahead: tuple[Operand, ...]
 
     @classmethod
-    def of(cls, p: ChannelsPlan) -> _Store:
+    def of(cls, p: ChannelsPlan) -> Store:
         write = replace(p.group.main.write, tensor=p.group.output.name)
         strides, const = access_strides(p.group, write)
         run = _run(p, strides, const)
         vector, keeps = p.contraction.vector, p.threads % (p.bk // run) == 0
-        once = tuple(
+        alone = tuple(
             item for item in p.epilogue.operands
-            if keeps and not any(s for d, s in item.strides if d != vector)
+            if not any(s for d, s in item.strides if d != vector)
+        )  # fmt: skip
+        once = alone if keeps else ()
+        joint = tuple(
+            item for item in alone
+            if not keeps and item.stride(vector) and p.group.tensor(item.tensor).dtype == 'f32'
         )  # fmt: skip
         ahead = tuple(
             item for item in p.epilogue.operands
-            if item not in once and run >= 4 and _is_beside(p, item, run)
+            if item not in alone and run >= 4 and _is_beside(p, item, run)
             and _words(p, item, run) in (2, 4)
         )  # fmt: skip
-        return cls(p, strides, const, run, once, ahead)
+        return cls(p, strides, const, run, once, joint, ahead)
 
     @property
     def per_row(self) -> int:
@@ -78,7 +83,7 @@ class _Store:
         return self.p.bp * self.per_row
 
     @property
-    def first(self) -> str:
+    def begin(self) -> str:
         """The first run of a thread."""
         return f'BLOCK_Z * {self.p.threads} + THREAD' if self.p.cluster else 'THREAD'
 
@@ -88,47 +93,96 @@ class _Store:
         most = AT_ONCE if self.p.threads <= MANY_THREADS else AT_ONCE // 2
         return min(max(most // max(len(self.ahead), 1), 1), -(-self.items // self.p.storing))
 
-    def lines(self) -> list[str]:
-        p = self.p
-        if not self.ahead:
-            body = [*self._place(), *self._unless_there(), *self._decoded(), *self._values()]
-            return [*self._first(), *pieces.dealt('item', self.first, self.items, p.storing, body)]
-        count, words = self.at_once, {one.name: _words(p, one, self.run) for one in self.ahead}
-        item = f'const int item = first + turn * {p.storing};'
-        asked = [item, *self._place(), *self._unless_there(), *self._decoded()]
-        for one in self.ahead:
-            place = f'{one.name} + {one.name}_at'
-            asked += [
-                self._at(one), f'{one.name}_w[turn] = LOAD{words[one.name]}(GLOBAL, {place});'
-            ]  # fmt: skip
-        used = [
-            item, *self._place(), *self._unless_there(), *self._decoded(), *self._values()
-        ]  # fmt: skip
-        turns = ['#pragma unroll', f'for (int turn = 0; turn < {count}; turn++) {{']
-        inside = [
-            *(f'float{words[one.name]} {one.name}_w[{count}];' for one in self.ahead),
-            *turns, *pieces.indented(asked), '}',
-            *turns, *pieces.indented(used), '}',
-        ]  # fmt: skip
+    @property
+    def shared(self) -> list[tuple[str, int]]:
+        """Arrays in shared memory."""
+        return [(f'{item.name}_all', self.p.bk) for item in self.joint]
+
+    @property
+    def held(self) -> int:
+        """Registers of a thread that hold operands while products are computed."""
+        words = sum(self._words(one) for one in self.ahead)
+        return self.at_once * words + self.run * len(self.once)
+
+    def first(self, constant: bool) -> list[str]:
+        """What is read before the products: constants, or what kernels before this one make."""
+        once = [item for item in self.once if self._is_constant(item) == constant]
+        joint = [item for item in self.joint if self._is_constant(item) == constant]
+        ahead = () if constant else self.ahead
         return [
-            *self._first(),
+            *self._read_once(once),
+            *self._read_jointly(joint),
+            *(f'float{self._words(one)} {one.name}_w[{self.at_once}];' for one in ahead),
+            *(self._asked(self.begin) if ahead else []),
+        ]
+
+    def lines(self) -> list[str]:
+        """The rest, once the sums are there."""
+        p = self.p
+        used = [*self._place(), *self._unless_there(), *self._decoded(), *self._values()]
+        if not self.ahead:
+            return pieces.dealt('item', self.begin, self.items, p.storing, used)
+        step = self.at_once * p.storing
+        if self.items <= step:
+            return self._turns(self.begin, used)
+        return [
             '#pragma unroll 1',
-            f'for (int first = {self.first}; first < {self.items}; '
-            f'first += {count * p.storing}) {{',
-            *pieces.indented(inside),
+            f'for (int first = {self.begin}; first < {self.items}; first += {step}) {{',
+            *pieces.indented(self._turns('first', used)),
+            f'    if (first + {step} < {self.items}) {{',
+            *pieces.indented(self._asked(f'first + {step}'), 2),
+            '    }',
             '}',
         ]
 
-    def _first(self) -> list[str]:
-        """What a thread reads once."""
-        if not self.once:
+    def _turns(self, first: str, body: Sequence[str]) -> list[str]:
+        """The runs of a thread from one on, as many as are asked for together."""
+        return [
+            '#pragma unroll',
+            f'for (int turn = 0; turn < {self.at_once}; turn++) {{',
+            f'    const int item = {first} + turn * {self.p.storing};',
+            *pieces.indented(body),
+            '}',
+        ]
+
+    def _asked(self, first: str) -> list[str]:
+        """Ask for what some runs of a thread need."""
+        body = [*self._place(), *self._unless_there(), *self._decoded()]
+        for one in self.ahead:
+            place = f'{one.name} + {one.name}_at'
+            load = f'LOAD{self._words(one)}(GLOBAL, {place})'
+            body += [self._at(one), f'{one.name}_w[turn] = {load};']
+        return self._turns(first, body)
+
+    def _words(self, item: Operand) -> int:
+        return _words(self.p, item, self.run)
+
+    def _is_constant(self, item: Operand) -> bool:
+        return self.p.group.tensor(item.tensor).role == 'constant'
+
+    def _read_once(self, items: Sequence[Operand]) -> list[str]:
+        """What a thread that keeps to its columns reads."""
+        if not items:
             return []
         p, vector = self.p, self.p.contraction.vector
         body = [f'const int {vector} = first_column + THREAD % {self.per_row} * {self.run};']
-        body += [line for item in self.once for line in [self._at(item), *self._read(item)]]
+        body += [line for item in items for line in [self._at(item), *self._read(item)]]
         if p.columns % p.bk:
             body = [body[0], f'if ({vector} < {p.columns}) {{', *pieces.indented(body[1:]), '}']
-        return [*(self._declared(item) for item in self.once), '{', *pieces.indented(body), '}']
+        return [*(self._declared(item) for item in items), '{', *pieces.indented(body), '}']
+
+    def _read_jointly(self, items: Sequence[Operand]) -> list[str]:
+        """What all threads copy into shared memory: a number for each column."""
+        p, vector = self.p, self.p.contraction.vector
+        lines: list[str] = []
+        for item in items:
+            body = [
+                f'const int {vector} = min(first_column + column, {p.columns - 1});',
+                self._at(item),
+                f'{item.name}_all[column] = {item.name}[{item.name}_at];',
+            ]
+            lines += pieces.dealt('column', 'THREAD', p.bk, p.threads, body)
+        return lines
 
     def _place(self) -> list[str]:
         return [
@@ -177,9 +231,13 @@ class _Store:
         text = p.epilogue.expression.replace('value', 'sum' if p.whole else 'value[q]')
         for item in p.epilogue.operands:
             if item in self.ahead:
-                words = [f'{item.name}_w[turn].{part}' for part in 'xyzw'[: _words(p, item, run)]]
+                words = [f'{item.name}_w[turn].{part}' for part in 'xyzw'[: self._words(item)]]
                 dtype = p.group.tensor(item.tensor).dtype
                 lines += [self._declared(item), *self._unpacked(f'{item.name}_v', words, dtype)]
+            elif item in self.joint:
+                place = f'{item.name}_all + tile_column'
+                lines += [self._declared(item)]
+                lines += half.load(f'{item.name}_v', run, place, 'f32', 'SHARED')
             elif item not in self.once:
                 lines += [self._at(item), self._declared(item), *self._read(item)]
             moving = item.stride(p.contraction.vector) != 0

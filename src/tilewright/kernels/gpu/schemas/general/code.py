@@ -23,7 +23,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.names import safe_iterators
 from tilewright.kernels.cpu.schemas.general.plan import Loop, Piece, Tables, piece_of
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.language import Kernel
+from tilewright.kernels.gpu.language import BEGINS, ENDS, Kernel
 from tilewright.kernels.gpu.module import Module, Step, joined, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.schema import RESERVED
@@ -87,6 +87,8 @@ def kernel(group: Group, threads: int, lanes: int = 1) -> Kernel:
     owners = threads // lanes
     lines = [
         *_place(piece, points, threads, lanes),
+        BEGINS,
+        ENDS,
         *value_lines(point, lanes),
         *(_join(point, threads, lanes) if lanes > 1 else []),
         *(_leave(points, owners) if lanes > 1 else []),

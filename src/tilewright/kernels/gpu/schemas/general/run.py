@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.kernels.cpu.schemas.general.plan import Loop, Piece, Place, Tables, piece_of
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.language import BEGINS, ENDS, Array, Kernel
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.typed import GpuTyped
 from tilewright.ops.group import Group
@@ -124,6 +124,8 @@ def run_kernel(group: Group, threads: int) -> Kernel:
         *([f'if (mine >= {fours})', '    return;'] if fours % threads else []),
         f'const int point = mine * {RUN};',
         *pieces.decode('point', [*sizes[:-1], (f'{inner.name}_first', inner.size)]),
+        BEGINS,
+        ENDS,
         *declared(loads, inner),
         *lines,
         f'const int {inner.name} = {inner.name}_first;',

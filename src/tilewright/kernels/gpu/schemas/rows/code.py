@@ -26,7 +26,7 @@ from tilewright.kernels.cpu.names import rename_stage, safe_iterators
 from tilewright.kernels.cpu.schemas.general.plan import Tables, local_strides, piece_of
 from tilewright.kernels.cpu.shared import Shared, shared_dims
 from tilewright.kernels.gpu import pieces
-from tilewright.kernels.gpu.language import Array, Kernel
+from tilewright.kernels.gpu.language import BEGINS, ENDS, Array, Kernel
 from tilewright.kernels.gpu.module import Buffer, Module, Step, tensor_buffers
 from tilewright.kernels.gpu.point import Point, outside_in, table_lines
 from tilewright.kernels.gpu.schema import RESERVED
@@ -45,7 +45,7 @@ MOST_SHARED = 8192  # floats between the parts that a block keeps
 LONGEST_ROW = 1 << 16  # elements that one block walks sooner than several kernels start
 THREADS_OF_LANES = 128
 LONGEST_OF_LANES = 4096  # elements that one warp walks sooner than a block
-_OWN = frozenset({'here', 'made'})
+_OWN = frozenset({'here', 'made', 'turn'})
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,9 @@ def kernel(group: Group, p: RowsPlan) -> Kernel:
         arrays.append((place, -(-p.teams * count * DTYPES[dtype] // 4)))
         mine = f' + THREAD / {by_lanes.LANES} * {count}' if p.teams > 1 else ''
         body.append(f'SHARED {kind} *const {name}_here = (SHARED {kind} *){place}{mine};')
+    first: list[str] = []
+    rest: list[str] = []
+    constants = {tensor.name for tensor in group.with_role('constant')}
     for number, part in enumerate(p.running):
 
         def pointer(tensor: str, access: Access, part: Group = part) -> tuple[str, tuple[int, ...]]:
@@ -148,10 +151,16 @@ def kernel(group: Group, p: RowsPlan) -> Kernel:
 
         piece = piece_of(part, tables, pointer, {}, [name for name, _ in p.shared])
         point = Point(piece, typed)
-        lines = by_lanes.part(point, p.run) if p.teams > 1 else _part(point, p.threads)
-        body += ['{', *pieces.indented(lines), '}']
+        if p.teams > 1:
+            last = number == len(p.running) - 1  # the others leave a number each for a row
+            by = by_lanes.part(point, p.run, constants if last else ())
+            first, lines = [*first, *by.first], by.lines
+        else:
+            lines = _part(point, p.threads)
+        rest += ['{', *pieces.indented(lines), '}']
         if number < len(p.running) - 1 and arrays:
-            body.append('BARRIER;')
+            rest.append('BARRIER;')
+    body += [*first, BEGINS, ENDS, *rest]
     written = group.output.name
     args = tuple(
         Array(t.name, t.dims, t.shape, t.dtype, written=t.name == written)

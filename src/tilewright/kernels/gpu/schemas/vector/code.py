@@ -32,7 +32,7 @@ from tilewright.kernels.cpu.schemas.general.plan import (
     piece_of,
 )
 from tilewright.kernels.gpu import half, pieces, whole
-from tilewright.kernels.gpu.language import ELEMENT, Kernel
+from tilewright.kernels.gpu.language import BEGINS, ENDS, ELEMENT, Kernel
 from tilewright.kernels.gpu.module import Module, Step, joined, tensor_buffers
 from tilewright.kernels.gpu.point import outside_in
 from tilewright.kernels.gpu.schema import RESERVED
@@ -219,6 +219,8 @@ def _kernel(group: Group, piece: Piece, used: Sequence[str], loop: Loop, deal: _
         *_place(points, deal),
         *pieces.decode('point', [*sizes, ('run', loop.size // run)]),
         f'const int {loop.name} = run * {run};',
+        BEGINS,
+        ENDS,
         *_values(piece, typed, loop, deal),
         *(['if (lane > 0 || !visible)', '    return;'] if deal.lanes > 1 else []),
         *_after(piece, typed, loop, run),
