@@ -131,6 +131,7 @@ class GpuSchema:
     pairs       decisions that are worth changing together
     unsaid      what a decision is where a schedule does not name it
     fixed       whether a kernel's blocks are the same whatever is decided
+    starts      schedules among which a search by the model begins, in no order
     shortcut    what its algorithm saves on a group, None where it does not apply
     propose     schedules that need no search, best first (targets/gpu/choose.py)
 
@@ -169,6 +170,7 @@ class GpuSchema:
     pairs: tuple[tuple[str, str], ...] = ()
     unsaid: Mapping[str, int] = field(default_factory=_nothing)
     fixed: Callable[[Kernel], bool] = _never
+    starts: Callable[[Group, GpuMachine], Sequence[GpuSchedule]] | None = None
     shortcut: Callable[[Group], Shortcut | None] | None = None
     propose: Callable[[Group, GpuMachine], Sequence[GpuSchedule]] | None = None
     sampled: Mapping[str, Mapping[str, Sequence]] = field(default_factory=_nothing)

@@ -19,7 +19,7 @@ problems and an H200 (`python -m tilewright_lab.scripts.gpu_model fit`, docs/gpu
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +30,7 @@ from tilewright.kernels.gpu.registry import BESIDE, schema_named
 from tilewright.kernels.gpu.work import Work
 from tilewright.machine.gpu import GpuMachine
 from tilewright.model.gpu.occupancy import Occupancy, Waves, occupancy, waves
+from tilewright.model.gpu.staged import staged_time
 from tilewright.model.gpu.transactions import memory_bytes, work
 from tilewright.ops.front import has_front, without_front
 from tilewright.ops.group import Group
@@ -59,13 +60,8 @@ class Costs:
     join_cycles     partial sums out, fence, atomic, and the last block's first read
     join_bytes      of partial sums that the last block reads in a cycle
     bulk_overlap    as `overlap`, of multiprocessors and memories where columns come beside products
-    staged_s        what a split adds beside its join where sums then pass through shared memory
-    staged_byte_s   as much for each byte of partial sums, of all parts of a tile
-    cluster_s       instead of both, what blocks that run as clusters wait, for 128 threads of each
-    block_s         for each of their blocks beyond one for each multiprocessor
 
-    The last four are of 141 kernels of f16 on an H200, by least squares from what the others left,
-    relative to kernels without a split.
+    Kernels whose sums pass through shared memory have costs of their own (staged.py).
     """
 
     launch_s: float = 3.77e-6
@@ -79,10 +75,6 @@ class Costs:
     wide_cycles: float = 0.839
     turn_cycles: float = 95.4
     bulk_overlap: float = 3.0
-    staged_s: float = 0.40e-6
-    staged_byte_s: float = 30.8e-12
-    cluster_s: float = 1.88e-6
-    block_s: float = 5.7e-9
 
 
 COSTS = Costs()
@@ -170,6 +162,9 @@ def time_of(
     """[Work, bytes that move through memory] -> [GpuPrediction]"""
     held = occupancy(machine, done.threads, done.registers, done.shared_bytes)
     grid = waves(machine, done.blocks, held.blocks)
+    if done.staged:
+        own = staged_time(done, machine, held.blocks, compulsory)
+        return GpuPrediction(*astuple(own), held, grid, done)
     beside = done.bulk and (done.stages > 1 or held.blocks > 1)
     parts = parts_of(done, held.blocks, grid.busiest, machine, compulsory, costs, beside)
     seconds, launch, throughput, latency, join, l2, dram = (float(part) for part in parts)
@@ -199,11 +194,9 @@ def parts_of(
     dram = np.where(compulsory > machine.l2_bytes, compulsory / machine.global_gbps / 1e9, 0.0)
     launch = costs.launch_s * (1 + done.extra_kernels)
     overlap = costs.bulk_overlap if beside else costs.overlap
-    behind = behind_s(done, machine, costs)
     return (
-        launch + _norm(overlap, (cycles + join) * second, l2, dram) + behind, launch,
-        busiest * each * second, (whole + (rest > 0)) * alone * second, join * second + behind, l2,
-        dram,
+        launch + _norm(overlap, (cycles + join) * second, l2, dram), launch,
+        busiest * each * second, (whole + (rest > 0)) * alone * second, join * second, l2, dram,
     )  # fmt: skip
 
 
@@ -241,16 +234,6 @@ def latency_cycles(done: Counts, costs: Costs = COSTS) -> Number:
         computing + costs.copy_latency,
     )
     return done.pieces * piece + costs.copy_latency
-
-
-def behind_s(done: Counts, machine: GpuMachine, costs: Costs = COSTS) -> float:
-    """Seconds that a split adds to a join where sums are staged: nothing hides them."""
-    if not isinstance(done, Work) or not done.staged or done.split == 1:
-        return 0.0
-    if done.cluster:
-        late = max(done.blocks - machine.multiprocessors, 0)
-        return costs.cluster_s * done.threads / 128 + costs.block_s * late
-    return costs.staged_s + costs.staged_byte_s * done.split * done.joined
 
 
 def join_cycles(done: Counts, costs: Costs = COSTS) -> Number:

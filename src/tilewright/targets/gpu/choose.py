@@ -47,6 +47,8 @@ from tilewright.search.gpu.tune import tune
 from tilewright.store import choices
 
 TRIALS = 240  # schedules of a group that the model looks at
+# Decisions about how tiles come and when they are waited for: the model hardly tells them apart.
+PIPELINE = frozenset({'bulk', 'late', 'near', 'queue', 'stages'})
 SHORTCUT_SHARE = 3  # of the trials, those that an algorithm gets for itself: one in so many
 NEARLY = 1.25  # times the best prediction: what another algorithm may take and be looked at
 FEW_ROWS = 4  # rows of a matrix product up to which it is read as vectors
@@ -291,6 +293,14 @@ def _by_model(
     # A chain's kernels take ten times as long to generate as others, which is how they are checked.
     if chained := is_chained(group):
         space = replace(space, checked=False)
+    begun = {name for name, _ in space.tables}
+    starts += [
+        schedule
+        for schema in GPU_SCHEMAS.values()
+        if schema.starts is not None and schema.name in begun
+        for schedule in schema.starts(group, machine)
+        if (schema.name, schedule.intrinsic) in space.tables
+    ]
     tried = tune(
         space, lambda schedules: [seconds(s) for s in schedules], trials=trials, starts=starts,
         seed=Random(group.digest).getrandbits(32), legal=space.legal if chained else None,
@@ -325,15 +335,18 @@ def _with_shortcuts(
 
 
 def varied(schedules: Sequence[GpuSchedule], top: int) -> list[GpuSchedule]:
-    """The first `top`, at most half of them of one schema and intrinsic, in clusters or not, if
-    there are others: the model may favour one wrongly.
+    """The first `top`, at most half of them of one schema and intrinsic, in clusters or not, and
+    each of other tiles, if there are others: the model may favour one wrongly.
     """
     taken: list[GpuSchedule] = []
     counts: dict[tuple[str, str, int], int] = {}
+    seen: set[tuple] = set()
     for schedule in schedules:
         kind = schedule.schema, schedule.intrinsic, dict(schedule.tiles).get('cluster', 0)
-        if counts.get(kind, 0) < max(top // 2, 1):
+        shape = *kind, *((n, v) for n, v in schedule.tiles if n not in PIPELINE)
+        if counts.get(kind, 0) < max(top // 2, 1) and shape not in seen:
             counts[kind] = counts.get(kind, 0) + 1
+            seen.add(shape)
             taken.append(schedule)
     rest = [s for s in schedules if s not in taken]
     return [*taken, *rest][:top]

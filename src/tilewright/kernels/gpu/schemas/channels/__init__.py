@@ -12,6 +12,7 @@ from tilewright.kernels.gpu.schemas.channels.plan import (
     ROW_BYTES,
     is_served,
 )
+from tilewright.kernels.gpu.schemas.channels.space import COLUMNS, starts
 from tilewright.ops.group import Group
 
 
@@ -34,10 +35,9 @@ def _table(group: Group, intrinsic: str) -> Table:
             bk=(16, 32, 64, 128, 256), bp=(16, 32, 64, 128, 256), tk=(16, 32, 64),
             tp=(16, 32, 64), stages=(2, 3, 4, 6),
         ) | depths  # fmt: skip
-    columns = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)
     ways = [(n, queue, 1) for n in (2, 3, 4, 5, 6) for queue in (1, 2) if n > queue]
     return {
-        ('bk', 'tk'): [(n, n) for n in columns],
+        ('bk', 'tk'): [(n, n) for n in COLUMNS],
         **each(bp=(64, 128, 192, 256), tp=(64, 128)),
         ('stages', 'queue', 'bulk'): [*ways, (1, 1, 1), (3, 1, 0)],
         **depths,
@@ -54,6 +54,7 @@ CHANNELS = GpuSchema(
     integers=True,
     reserved=frozenset({'bits', 'chunk', 'come', 'full', 'owner', 'tiles', 'turn', 'unit', 'word'}),
     table=_table,
+    starts=starts,
     pairs=(('bk', 'tk'), ('bp', 'tp'), ('bk', 'bp'), ('bk', 'split'), ('bp', 'split')),
     unsaid={'queue': 1, 'bulk': 0, 'near': 0, 'cluster': 0},
     need=need,

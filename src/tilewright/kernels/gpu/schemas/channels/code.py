@@ -140,7 +140,7 @@ def main_kernel(p: ChannelsPlan, sums: Sequence[Array]) -> Kernel:
         *_accumulate(p, store),
         ENDS,
         *(pieces.joined(*p.sums, p.threads, p.tiles, p.split, p.whole) if sums else []),
-        *_staged(p),
+        *_staged(p, store),
         *store.lines(),
         *(['CLUSTER_BARRIER;'] if p.cluster else []),  # others may still read what is here
     ]
@@ -311,7 +311,7 @@ def _accumulate(p: ChannelsPlan, store: Store) -> list[str]:
         first = ['if (THREAD == 0) {', *pieces.indented([*begun, *first]), '}']
         columns = ['if (THREAD == 0) {', *pieces.indented(columns), '}']
     lines += [*first, *store.first(constant=True), BEGINS, *(['BARRIER;'] if p.bulk else [])]
-    beside = store.first(constant=False)
+    lines += store.first(constant=False)
     used = f'(now - begin) / {p.stages}'
     slot = f' + now % {p.stages} * 2' if p.stages > 1 else ''
     arrived = [
@@ -331,7 +331,7 @@ def _accumulate(p: ChannelsPlan, store: Store) -> list[str]:
             'BARRIER;',
         ]
         loop = ['for (int now = begin; now < end; now++) {', *pieces.indented(turn), '}']
-        return [*lines, *beside, *loop]
+        return [*lines, *loop]
     ended = [f'MATRIX_WAIT({p.queue - 1});'] if p.wide else []
     inside = [*arrived, *_multiply(p)]
     inside += [*ended, *asked] if p.queue > 1 else [*asked, *ended]
@@ -340,7 +340,6 @@ def _accumulate(p: ChannelsPlan, store: Store) -> list[str]:
         f'for (int now = begin - {p.ahead}; now < begin; now++) {{',
         *pieces.indented(pieces.asked(p.ahead, rows)),
         '}',
-        *beside,
         'for (int now = begin; now < end; now++) {',
         *pieces.indented(inside),
         '}',
@@ -399,7 +398,7 @@ def _multiply(p: ChannelsPlan) -> list[str]:
     return lines
 
 
-def _staged(p: ChannelsPlan) -> list[str]:
+def _staged(p: ChannelsPlan, store: Store) -> list[str]:
     """The block's sums into shared memory, [row][column]: lane 4 g + t has rows g and g + 8 of
     sixteen and columns 2 t and 2 t + 1 of eight.
     """
@@ -407,6 +406,7 @@ def _staged(p: ChannelsPlan) -> list[str]:
     warps = WARPGROUP // WARP
     row = f'own_row + i * 64 + THREAD / {WARP} % {warps} * 16' if p.wide else 'own_row + i * 16'
     return [
+        *(['COPY_WAIT(0);'] if store.joint else []),  # some parts of a split have no piece
         'BARRIER;',
         '#pragma unroll',
         f'for (int i = 0; i < {tiles}; i++)',

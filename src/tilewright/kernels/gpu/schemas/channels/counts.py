@@ -32,7 +32,6 @@ def _need(p: ChannelsPlan) -> Need:
     copied = p.bp * p.units // p.threads
     store = Store.of(p)
     registers = math.prod(p.sums) + fragments + ROW_REGISTERS * copied + OTHER_REGISTERS
-    registers += store.held
     shared = p.shared_floats + 2 * p.stages * p.bulk + sum(count for _, count in store.shared)
     computed = p.tiles * p.bk * p.bp * p.iterations * p.units
     return Need(
@@ -53,7 +52,8 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     products = steps * (p.bp / 16) * (p.bk / 8)
     if p.wide:
         teams = p.threads / 128
-        matrix, wide, turns = warps * steps * (p.tp / 64), products, float(pieces)
+        matrix, wide = warps * steps * (p.tp / 64), products
+        turns = float(pieces) if p.queue == 1 else 0.0  # else a later piece's products go on
         reads = 0.0
         # The matrix units read both operands from shared memory themselves, columns for each team.
         wavefronts = (
@@ -72,7 +72,7 @@ def work(group: Group, schedule: GpuSchedule, registers: int | None) -> Work:
     passed = 2 * 4.0 * p.bk * p.bp / BANKS_BYTES
     return Work(
         wanted.blocks, p.split, p.threads, registers or wanted.registers, wanted.shared_bytes,
-        p.stages - p.queue + 1, pieces, 0.0, matrix, reads + passed / 2, wavefronts + passed,
+        p.stages, pieces, 0.0, matrix, reads + passed / 2, wavefronts + passed,
         chunks + weights, float(p.item) * p.kb * pieces * (p.bp / reused + p.bk),
         chunks * CHUNK_INSTRUCTIONS, result, 4.0 * p.bk * p.bp, wide=wide, turns=turns, bulk=p.bulk,
         staged=True, cluster=p.cluster,

@@ -9,16 +9,16 @@ thread that waited for each of its reads before it asks for the next would spend
 so, where a product is short. In a cluster the threads of all its blocks deal the tile out among
 them, and each adds up what the blocks have of a run, in their order.
 
-- an operand of the columns alone (a bias) is read before the products: once by each thread that
-  keeps to its columns, else into shared memory; constants even before the kernels that this one
-  follows have ended;
-- of one that lies as the result does (a residual), several are asked for at once, the first of them
-  before the products. The result may lie where that operand lay: each thread writes what it has
-  read, and nothing else.
+- an operand of the columns alone (a bias) is read once by each thread that keeps to its columns,
+  before the products where there are registers for it, or else copied into shared memory; constants
+  even before the kernels that this one follows have ended;
+- of one that lies as the result does (a residual), several are asked for before the first is used.
+  The result may lie where that operand lay: each thread writes what it has read, and nothing else.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +30,7 @@ from tilewright.kernels.gpu.schemas.channels.plan import ChannelsPlan
 from tilewright.ops.dtypes import DTYPES
 
 AT_ONCE = 8  # reads of a thread that are under way, of sixteen bytes each
+FEW_SUMS = 64  # of a thread, beside which it keeps what it reads once
 MANY_THREADS = 256  # of a block: with more of them fewer reads each are enough
 
 
@@ -99,60 +100,53 @@ class Store:
         return [(f'{item.name}_all', self.p.bk) for item in self.joint]
 
     @property
-    def held(self) -> int:
-        """Registers of a thread that hold operands while products are computed."""
-        words = sum(self._words(one) for one in self.ahead)
-        return self.at_once * words + self.run * len(self.once)
+    def holds(self) -> bool:
+        """Whether a thread has registers left for operands while products are computed."""
+        return math.prod(self.p.sums) <= FEW_SUMS
 
     def first(self, constant: bool) -> list[str]:
         """What is read before the products: constants, or what kernels before this one make."""
-        once = [item for item in self.once if self._is_constant(item) == constant]
-        joint = [item for item in self.joint if self._is_constant(item) == constant]
-        ahead = () if constant else self.ahead
+        once = self.once if self.holds else ()
         return [
-            *self._read_once(once),
-            *self._read_jointly(joint),
-            *(f'float{self._words(one)} {one.name}_w[{self.at_once}];' for one in ahead),
-            *(self._asked(self.begin) if ahead else []),
+            *self._read_once([item for item in once if self._is_constant(item) == constant]),
+            *self._read_jointly([i for i in self.joint if self._is_constant(i) == constant]),
         ]
 
     def lines(self) -> list[str]:
         """The rest, once the sums are there."""
+        return [*([] if self.holds else self._read_once(self.once)), *self._dealt()]
+
+    def _dealt(self) -> list[str]:
         p = self.p
         used = [*self._place(), *self._unless_there(), *self._decoded(), *self._values()]
         if not self.ahead:
             return pieces.dealt('item', self.begin, self.items, p.storing, used)
+        asked = [*self._place(), *self._unless_there(), *self._decoded()]
+        for one in self.ahead:
+            load = f'LOAD{self._words(one)}(GLOBAL, {one.name} + {one.name}_at)'
+            asked += [self._at(one), f'{one.name}_w[turn] = {load};']
+        inside = [
+            *(f'float{self._words(one)} {one.name}_w[{self.at_once}];' for one in self.ahead),
+            *self._turns(asked),
+            *self._turns(used),
+        ]
         step = self.at_once * p.storing
-        if self.items <= step:
-            return self._turns(self.begin, used)
         return [
             '#pragma unroll 1',
             f'for (int first = {self.begin}; first < {self.items}; first += {step}) {{',
-            *pieces.indented(self._turns('first', used)),
-            f'    if (first + {step} < {self.items}) {{',
-            *pieces.indented(self._asked(f'first + {step}'), 2),
-            '    }',
+            *pieces.indented(inside),
             '}',
         ]
 
-    def _turns(self, first: str, body: Sequence[str]) -> list[str]:
-        """The runs of a thread from one on, as many as are asked for together."""
+    def _turns(self, body: Sequence[str]) -> list[str]:
+        """The runs of a thread, as many as are asked for together."""
         return [
             '#pragma unroll',
             f'for (int turn = 0; turn < {self.at_once}; turn++) {{',
-            f'    const int item = {first} + turn * {self.p.storing};',
+            f'    const int item = first + turn * {self.p.storing};',
             *pieces.indented(body),
             '}',
         ]
-
-    def _asked(self, first: str) -> list[str]:
-        """Ask for what some runs of a thread need."""
-        body = [*self._place(), *self._unless_there(), *self._decoded()]
-        for one in self.ahead:
-            place = f'{one.name} + {one.name}_at'
-            load = f'LOAD{self._words(one)}(GLOBAL, {place})'
-            body += [self._at(one), f'{one.name}_w[turn] = {load};']
-        return self._turns(first, body)
 
     def _words(self, item: Operand) -> int:
         return _words(self.p, item, self.run)
@@ -172,14 +166,16 @@ class Store:
         return [*(self._declared(item) for item in items), '{', *pieces.indented(body), '}']
 
     def _read_jointly(self, items: Sequence[Operand]) -> list[str]:
-        """What all threads copy into shared memory: a number for each column."""
+        """What all threads copy into shared memory: a number for each column, with the first
+        piece.
+        """
         p, vector = self.p, self.p.contraction.vector
         lines: list[str] = []
         for item in items:
             body = [
                 f'const int {vector} = min(first_column + column, {p.columns - 1});',
                 self._at(item),
-                f'{item.name}_all[column] = {item.name}[{item.name}_at];',
+                f'COPY1({item.name}_all + column, {item.name} + {item.name}_at, true);',
             ]
             lines += pieces.dealt('column', 'THREAD', p.bk, p.threads, body)
         return lines

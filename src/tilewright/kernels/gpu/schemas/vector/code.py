@@ -32,7 +32,7 @@ from tilewright.kernels.cpu.schemas.general.plan import (
     piece_of,
 )
 from tilewright.kernels.gpu import half, pieces, whole
-from tilewright.kernels.gpu.language import BEGINS, ENDS, ELEMENT, Kernel
+from tilewright.kernels.gpu.language import BEGINS, ELEMENT, ENDS, Kernel
 from tilewright.kernels.gpu.module import Module, Step, joined, tensor_buffers
 from tilewright.kernels.gpu.point import outside_in
 from tilewright.kernels.gpu.schema import RESERVED
