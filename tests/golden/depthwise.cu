@@ -17,9 +17,9 @@ typedef unsigned char uint8_t;
 extern "C" __global__ void __launch_bounds__(32)
 depthwise_conv2d(const float *__restrict__ In, const float *__restrict__ Ker, const float *__restrict__ e0, float *Out)
 {
-    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const tile = tw_shared + 0;
+    GRID_BEGINS;
     const int block_plane = (int)blockIdx.x / 3;
     const int block_y = (int)blockIdx.x % 3;
     const int block_x = 0;

@@ -10,8 +10,10 @@
 #define ATOMIC_COUNT(p) atomicAdd(p, 1)
 #if __CUDA_ARCH__ >= 900
 #define GRID_BEGINS asm volatile("griddepcontrol.wait;" ::: "memory")
+#define GRID_ENDS asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
 #else
 #define GRID_BEGINS
+#define GRID_ENDS
 #endif
 
 #if __CUDA_ARCH__ >= 800

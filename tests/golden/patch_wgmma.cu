@@ -90,10 +90,10 @@ patch_pack(const float *__restrict__ Ker, float *Ker_packed)
 extern "C" __global__ void __launch_bounds__(128)
 patch_conv2d(const float *__restrict__ In, const float *__restrict__ Ker_packed, const float *__restrict__ e0, float *Out)
 {
-    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const a_tile = tw_shared + 0;
     float *const b_tile = tw_shared + 640;
+    GRID_BEGINS;
     const int tile_n = (int)blockIdx.x / 4;
     const int tile_h = (int)blockIdx.x % 4;
     const int tile_w = 0;

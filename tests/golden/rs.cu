@@ -57,11 +57,11 @@ cnnopt_pack(const float *__restrict__ Ker, float *Ker_packed)
 extern "C" __global__ void __launch_bounds__(192)
 rs_conv2d(const float *__restrict__ In, const float *__restrict__ Ker_packed, const float *__restrict__ e0, float *partial, int *counter, float *Out)
 {
-    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const in_tile = tw_shared + 0;
     float *const w_tile = tw_shared + 320;
     float *const arrived = tw_shared + 896;
+    GRID_BEGINS;
     const int n = (int)blockIdx.x;
     const int tile_y = 0;
     const int tile_x = 0;

@@ -98,11 +98,11 @@ patch_pack(const float *__restrict__ Ker, float *Ker_packed)
 extern "C" __global__ void __launch_bounds__(128)
 patch_conv2d(const float *__restrict__ In, const float *__restrict__ Ker_packed, float *Out)
 {
-    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const a_tile = tw_shared + 0;
     float *const b_tile = tw_shared + 2176;
     float *const full = tw_shared + 11904;
+    GRID_BEGINS;
     const int tile_strip = (int)blockIdx.x;
     const int first_strip = tile_strip * 64;
     const int first_row = first_strip / 6 / 7 * 9 + first_strip / 6 % 7 * 1;

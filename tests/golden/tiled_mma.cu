@@ -60,10 +60,10 @@ tiled_pack(const float *__restrict__ Ker, float *Ker_packed)
 extern "C" __global__ void __launch_bounds__(64)
 tiled_conv2d(const float *__restrict__ In, const float *__restrict__ Ker_packed, const float *__restrict__ e0, float *Out)
 {
-    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const a_tile = tw_shared + 0;
     float *const b_tile = tw_shared + 640;
+    GRID_BEGINS;
     const int first_row = (int)blockIdx.x * 32;
     const int group = 0;
     const int first_column = ((int)blockIdx.y - group * 2) * 16;

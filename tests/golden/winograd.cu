@@ -195,10 +195,10 @@ winograd_input(const float *__restrict__ In, float *In_points)
 extern "C" __global__ void __launch_bounds__(32)
 tiled_points(const float *__restrict__ In_points, const float *__restrict__ Ker_points_packed, float *Acc0_points)
 {
-    GRID_BEGINS;
     extern __shared__ __align__(128) float tw_shared[];
     float *const a_tile = tw_shared + 0;
     float *const b_tile = tw_shared + 512;
+    GRID_BEGINS;
     const int first_row = (int)blockIdx.x * 32;
     const int group = (int)blockIdx.y / 2;
     const int first_column = ((int)blockIdx.y - group * 2) * 16;

@@ -6,9 +6,10 @@ hides anything else: first copies, a step for each piece, the way of the results
 blocks of a split wait for each other. So these add up, where the general model (time.py) lets them
 overlap; L2 and memory bound the whole as they do there.
 
-Blocks of a cluster lie in one group of multiprocessors (a GPC), in which some are left over: on
-average half a cluster less one. Where the last clusters find no place they run when others have
-ended: on an H200 31 clusters of four run at once, and 32 take 1.7 times as long.
+Blocks of a cluster lie in one group of multiprocessors (a GPC), in which some are left over. How
+large the groups are is not known: of a mean one whole clusters fit, and of those that differ half a
+cluster is left over on average. Where the last clusters find no place they run when others have
+ended: on an H200 30 clusters of four run at once, and 32 take 1.7 times as long.
 """
 
 from __future__ import annotations
@@ -79,8 +80,12 @@ class StagedTime:
 
 def layers(done: Work, machine: GpuMachine, held: int) -> int:
     """How often `held` blocks are put on every multiprocessor until all have run."""
-    lost = (done.split - 1) / 2 / GROUP if done.cluster else 0.0
-    return math.ceil(done.blocks / (machine.multiprocessors * (held - lost)))
+    size = done.split if done.cluster else 1
+    whole = GROUP * held // size * size / GROUP
+    places = machine.multiprocessors * min(
+        whole if size > 1 else held, held - (size - 1) / 2 / GROUP
+    )
+    return math.ceil(done.blocks / max(places, 1.0))
 
 
 def staged_time(
