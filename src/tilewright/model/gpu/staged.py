@@ -85,7 +85,7 @@ def layers(done: Work, machine: GpuMachine, held: int) -> int:
     places = machine.multiprocessors * min(
         whole if size > 1 else held, held - (size - 1) / 2 / GROUP
     )
-    return math.ceil(done.blocks / max(places, 1.0))
+    return math.ceil(done.blocks / max(places, 1.0) - 1e-9)  # whole numbers, but for rounding
 
 
 def staged_time(
