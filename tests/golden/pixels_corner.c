@@ -77,6 +77,12 @@ static void copy_tile(const float *restrict image, float *restrict buffer, long 
                 __builtin_prefetch(row + x + 140);
             }
         }
+        if (x == 32 && x < end) {
+            float *last = to - c * 13;
+            for (long i = 0; i < 3; i++)
+                last[i] = row[x + i];
+            continue;
+        }
         if (x < end && c < 7) {
             *(row_v *)(to + 0) = *(const row_v *)(row + x + 0);
             if (x + 8 < end) *(row_v *)(to + 8) = *(const row_v *)(row + x + 8);
@@ -310,30 +316,197 @@ static __attribute__((noinline)) void rows_avx2_k3_p1x1(const float *a, const fl
     (void)next;
 }
 
+static __attribute__((noinline)) void rows_avx2_k3_p1x2_c3(const float *a, const float *b, float *out, long count, long lanes, const float *bias, const float *more, const float *next, const float *last, float *sums)
+{
+    static const int masks[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+    const int *mask = masks + 8 - lanes;
+    __asm__ volatile(
+        "vxorps %%ymm8, %%ymm8, %%ymm8\n\t"
+        "vxorps %%ymm9, %%ymm9, %%ymm9\n\t"
+        "vxorps %%ymm10, %%ymm10, %%ymm10\n\t"
+        "vbroadcastss 0(%[bias]), %%ymm0\n\t"
+        "vmovaps %%ymm0, %%ymm1\n\t"
+        "vbroadcastss 4(%[bias]), %%ymm2\n\t"
+        "vmovaps %%ymm2, %%ymm3\n\t"
+        "vbroadcastss 8(%[bias]), %%ymm4\n\t"
+        "vmovaps %%ymm4, %%ymm5\n\t"
+        "sub $4, %[count]\n\t"
+        "jl 5f\n\t"
+        ".p2align 4\n\t"
+        "6:\n\t"
+        "vmovups 0(%[b]), %%ymm6\n\t"
+        "vmovups 32(%[b]), %%ymm7\n\t"
+        "vbroadcastss 0(%[a]), %%ymm11\n\t"
+        "vfmadd231ps %%ymm11, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm11, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 4(%[a]), %%ymm12\n\t"
+        "vfmadd231ps %%ymm12, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm12, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 8(%[a]), %%ymm13\n\t"
+        "vfmadd231ps %%ymm13, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm13, %%ymm7, %%ymm5\n\t"
+        "vbroadcastss 0(%[last]), %%ymm14\n\t"
+        "vfmadd231ps 0(%[a]), %%ymm14, %%ymm8\n\t"
+        "vbroadcastss 4(%[last]), %%ymm15\n\t"
+        "vfmadd231ps 0(%[a]), %%ymm15, %%ymm9\n\t"
+        "vbroadcastss 8(%[last]), %%ymm11\n\t"
+        "vfmadd231ps 0(%[a]), %%ymm11, %%ymm10\n\t"
+        "vmovups 64(%[b]), %%ymm6\n\t"
+        "vmovups 96(%[b]), %%ymm7\n\t"
+        "vbroadcastss 12(%[a]), %%ymm12\n\t"
+        "vfmadd231ps %%ymm12, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm12, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 16(%[a]), %%ymm13\n\t"
+        "vfmadd231ps %%ymm13, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm13, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 20(%[a]), %%ymm14\n\t"
+        "vfmadd231ps %%ymm14, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm14, %%ymm7, %%ymm5\n\t"
+        "vbroadcastss 12(%[last]), %%ymm15\n\t"
+        "vfmadd231ps 12(%[a]), %%ymm15, %%ymm8\n\t"
+        "vbroadcastss 16(%[last]), %%ymm11\n\t"
+        "vfmadd231ps 12(%[a]), %%ymm11, %%ymm9\n\t"
+        "vbroadcastss 20(%[last]), %%ymm12\n\t"
+        "vfmadd231ps 12(%[a]), %%ymm12, %%ymm10\n\t"
+        "vmovups 128(%[b]), %%ymm6\n\t"
+        "vmovups 160(%[b]), %%ymm7\n\t"
+        "vbroadcastss 24(%[a]), %%ymm13\n\t"
+        "vfmadd231ps %%ymm13, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm13, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 28(%[a]), %%ymm14\n\t"
+        "vfmadd231ps %%ymm14, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm14, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 32(%[a]), %%ymm15\n\t"
+        "vfmadd231ps %%ymm15, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm15, %%ymm7, %%ymm5\n\t"
+        "vbroadcastss 24(%[last]), %%ymm11\n\t"
+        "vfmadd231ps 24(%[a]), %%ymm11, %%ymm8\n\t"
+        "vbroadcastss 28(%[last]), %%ymm12\n\t"
+        "vfmadd231ps 24(%[a]), %%ymm12, %%ymm9\n\t"
+        "vbroadcastss 32(%[last]), %%ymm13\n\t"
+        "vfmadd231ps 24(%[a]), %%ymm13, %%ymm10\n\t"
+        "vmovups 192(%[b]), %%ymm6\n\t"
+        "vmovups 224(%[b]), %%ymm7\n\t"
+        "vbroadcastss 36(%[a]), %%ymm14\n\t"
+        "vfmadd231ps %%ymm14, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm14, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 40(%[a]), %%ymm15\n\t"
+        "vfmadd231ps %%ymm15, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm15, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 44(%[a]), %%ymm11\n\t"
+        "vfmadd231ps %%ymm11, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm11, %%ymm7, %%ymm5\n\t"
+        "vbroadcastss 36(%[last]), %%ymm12\n\t"
+        "vfmadd231ps 36(%[a]), %%ymm12, %%ymm8\n\t"
+        "vbroadcastss 40(%[last]), %%ymm13\n\t"
+        "vfmadd231ps 36(%[a]), %%ymm13, %%ymm9\n\t"
+        "vbroadcastss 44(%[last]), %%ymm14\n\t"
+        "vfmadd231ps 36(%[a]), %%ymm14, %%ymm10\n\t"
+        "add $48, %[last]\n\t"
+        "add $48, %[a]\n\t"
+        "add $256, %[b]\n\t"
+        "sub $4, %[count]\n\t"
+        "jge 6b\n\t"
+        "5:\n\t"
+        "add $4, %[count]\n\t"
+        "test %[count], %[count]\n\t"
+        "jz 4f\n\t"
+        ".p2align 4\n\t"
+        "3:\n\t"
+        "vmovups 0(%[b]), %%ymm6\n\t"
+        "vmovups 32(%[b]), %%ymm7\n\t"
+        "vbroadcastss 0(%[a]), %%ymm15\n\t"
+        "vfmadd231ps %%ymm15, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm15, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 4(%[a]), %%ymm11\n\t"
+        "vfmadd231ps %%ymm11, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm11, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 8(%[a]), %%ymm12\n\t"
+        "vfmadd231ps %%ymm12, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm12, %%ymm7, %%ymm5\n\t"
+        "vbroadcastss 0(%[last]), %%ymm13\n\t"
+        "vfmadd231ps 0(%[a]), %%ymm13, %%ymm8\n\t"
+        "vbroadcastss 4(%[last]), %%ymm14\n\t"
+        "vfmadd231ps 0(%[a]), %%ymm14, %%ymm9\n\t"
+        "vbroadcastss 8(%[last]), %%ymm15\n\t"
+        "vfmadd231ps 0(%[a]), %%ymm15, %%ymm10\n\t"
+        "add $12, %[last]\n\t"
+        "add $12, %[a]\n\t"
+        "add $64, %[b]\n\t"
+        "dec %[count]\n\t"
+        "jnz 3b\n\t"
+        "4:\n\t"
+        "vmovups %%ymm8, 0(%[sums])\n\t"
+        "vmovups %%ymm9, 32(%[sums])\n\t"
+        "vmovups %%ymm10, 64(%[sums])\n\t"
+        "cmp $8, %[lanes]\n\t"
+        "jne 7f\n\t"
+        "mov $0, %k[count]\n\t"
+        "vmovd %k[count], %%xmm15\n\t"
+        "vbroadcastss %%xmm15, %%ymm15\n\t"
+        "vmaxps %%ymm0, %%ymm15, %%ymm0\n\t"
+        "vmaxps %%ymm1, %%ymm15, %%ymm1\n\t"
+        "vmaxps %%ymm2, %%ymm15, %%ymm2\n\t"
+        "vmaxps %%ymm3, %%ymm15, %%ymm3\n\t"
+        "vmaxps %%ymm4, %%ymm15, %%ymm4\n\t"
+        "vmaxps %%ymm5, %%ymm15, %%ymm5\n\t"
+        "vmovups %%ymm0, 0(%[out])\n\t"
+        "vmovups %%ymm1, 32(%[out])\n\t"
+        "vmovups %%ymm2, 140(%[out])\n\t"
+        "vmovups %%ymm3, 172(%[out])\n\t"
+        "vmovups %%ymm4, 280(%[out])\n\t"
+        "vmovups %%ymm5, 312(%[out])\n\t"
+        "jmp 8f\n\t"
+        "7:\n\t"
+        "vmovups (%[mask]), %%ymm15\n\t"
+        "mov $0, %k[count]\n\t"
+        "vmovd %k[count], %%xmm14\n\t"
+        "vbroadcastss %%xmm14, %%ymm14\n\t"
+        "vmaxps %%ymm0, %%ymm14, %%ymm0\n\t"
+        "vmaxps %%ymm1, %%ymm14, %%ymm1\n\t"
+        "vmaxps %%ymm2, %%ymm14, %%ymm2\n\t"
+        "vmaxps %%ymm3, %%ymm14, %%ymm3\n\t"
+        "vmaxps %%ymm4, %%ymm14, %%ymm4\n\t"
+        "vmaxps %%ymm5, %%ymm14, %%ymm5\n\t"
+        "vmovups %%ymm0, 0(%[out])\n\t"
+        "vmaskmovps %%ymm1, %%ymm15, 32(%[out])\n\t"
+        "vmovups %%ymm2, 140(%[out])\n\t"
+        "vmaskmovps %%ymm3, %%ymm15, 172(%[out])\n\t"
+        "vmovups %%ymm4, 280(%[out])\n\t"
+        "vmaskmovps %%ymm5, %%ymm15, 312(%[out])\n\t"
+        "8:\n\t"
+        "vzeroupper\n\t"
+        : [a] "+r"(a), [b] "+r"(b), [count] "+r"(count), [last] "+r"(last)
+        : [out] "r"(out), [bias] "r"(bias), [mask] "r"(mask), [lanes] "r"(lanes), [sums] "r"(sums)
+        : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory");
+    (void)more;
+    (void)next;
+}
+
 static __attribute__((noinline)) void corner_avx2_k3_p3(const float *a, const float *b, float *to, long count) {
     row_v s0_0 = {0}, s0_1 = {0}, s0_2 = {0};
     row_v s1_0 = {0}, s1_1 = {0}, s1_2 = {0};
     row_v s2_0 = {0}, s2_1 = {0}, s2_2 = {0};
     row_v s3_0 = {0}, s3_1 = {0}, s3_2 = {0};
-    for (; count >= 4; count -= 4, a += 12, b += 64) {
+    for (; count >= 4; count -= 4, a += 12, b += 12) {
         const row_v w0 = *(const row_v *)(a + 0);
         s0_0 += w0 * b[0];
         s0_1 += w0 * b[1];
         s0_2 += w0 * b[2];
         const row_v w1 = *(const row_v *)(a + 3);
-        s1_0 += w1 * b[16];
-        s1_1 += w1 * b[17];
-        s1_2 += w1 * b[18];
+        s1_0 += w1 * b[3];
+        s1_1 += w1 * b[4];
+        s1_2 += w1 * b[5];
         const row_v w2 = *(const row_v *)(a + 6);
-        s2_0 += w2 * b[32];
-        s2_1 += w2 * b[33];
-        s2_2 += w2 * b[34];
+        s2_0 += w2 * b[6];
+        s2_1 += w2 * b[7];
+        s2_2 += w2 * b[8];
         const row_v w3 = *(const row_v *)(a + 9);
-        s3_0 += w3 * b[48];
-        s3_1 += w3 * b[49];
-        s3_2 += w3 * b[50];
+        s3_0 += w3 * b[9];
+        s3_1 += w3 * b[10];
+        s3_2 += w3 * b[11];
     }
-    for (; count > 0; count--, a += 3, b += 16) {
+    for (; count > 0; count--, a += 3, b += 3) {
         const row_v w0 = *(const row_v *)(a + 0);
         s0_0 += w0 * b[0];
         s0_1 += w0 * b[1];
@@ -403,6 +576,17 @@ void tw_part(const tw_args *args, long part) {
                         corner_avx2_k3_p3(weights, pixels, sums, 8);
                         store_corner(sums, args->out + n * 210 + k * 35 + x, channels, e0 + k);
                         continue;
+                    }
+                    if (x == 16 && end == 35) {
+                        const long lanes = 8;
+                        float *sums = buffer + 448;
+                        float *out = args->out + n * 210 + k * 35 + x;
+                        fetch_result(out, channels, 1);
+                        rows_avx2_k3_p1x2_c3(weights, pixels, out, 8, lanes, e0 + k, NULL, NULL, pixels + 144, sums);
+                        {
+                            store_corner(sums, args->out + n * 210 + k * 35 + (x + 16), channels, e0 + k);
+                        }
+                        break;
                     }
                     const long vectors = min_long(2, (end - x + 7) / 8);
                     const long lanes = min_long(8, end - x - (vectors - 1) * 8);

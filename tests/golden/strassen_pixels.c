@@ -177,25 +177,25 @@ static __attribute__((noinline)) void corner_avx2_k3_p3(const float *a, const fl
     row_v s1_0 = {0}, s1_1 = {0}, s1_2 = {0};
     row_v s2_0 = {0}, s2_1 = {0}, s2_2 = {0};
     row_v s3_0 = {0}, s3_1 = {0}, s3_2 = {0};
-    for (; count >= 4; count -= 4, a += 12, b += 64) {
+    for (; count >= 4; count -= 4, a += 12, b += 12) {
         const row_v w0 = *(const row_v *)(a + 0);
         s0_0 += w0 * b[0];
         s0_1 += w0 * b[1];
         s0_2 += w0 * b[2];
         const row_v w1 = *(const row_v *)(a + 3);
-        s1_0 += w1 * b[16];
-        s1_1 += w1 * b[17];
-        s1_2 += w1 * b[18];
+        s1_0 += w1 * b[3];
+        s1_1 += w1 * b[4];
+        s1_2 += w1 * b[5];
         const row_v w2 = *(const row_v *)(a + 6);
-        s2_0 += w2 * b[32];
-        s2_1 += w2 * b[33];
-        s2_2 += w2 * b[34];
+        s2_0 += w2 * b[6];
+        s2_1 += w2 * b[7];
+        s2_2 += w2 * b[8];
         const row_v w3 = *(const row_v *)(a + 9);
-        s3_0 += w3 * b[48];
-        s3_1 += w3 * b[49];
-        s3_2 += w3 * b[50];
+        s3_0 += w3 * b[9];
+        s3_1 += w3 * b[10];
+        s3_2 += w3 * b[11];
     }
-    for (; count > 0; count--, a += 3, b += 16) {
+    for (; count > 0; count--, a += 3, b += 3) {
         const row_v w0 = *(const row_v *)(a + 0);
         s0_0 += w0 * b[0];
         s0_1 += w0 * b[1];
@@ -253,7 +253,7 @@ static void fill(const float *restrict image, float *restrict v, long first, lon
             us[i] = u[x + 0 + i];
             ls[i] = l[x + 0 + i];
         }
-        sum_single(to + 0, us, ls);
+        sum_single(to + 0 - c * 13, us, ls);
     }
 }
 

@@ -71,6 +71,14 @@ def cases(isa: str) -> list[tuple[Group, Schedule]]:
     take(joined(conv2d(n=2, c=6, h=5, w=lanes + 1, k=5, r=1, s=1, bias=True)), (3, 1, 2), 64)
     # Weights that the next tile of channels will read are asked for: lines behind the last, too.
     take(conv2d(c=515, h=2, w=lanes, k=600, r=1, s=1), (4, 1, 1), 64)
+    # The last few pixels: with the strip before them, in a block of their own, and by themselves
+    # where registers are full; weights that are asked for with several lines at a time.
+    for more, block in itertools.product((1, 2, 4), (2 * lanes, 64)):
+        group = conv2d(n=2, c=7, h=1, w=2 * lanes + more, k=9, r=1, s=1, bias=True)
+        take(joined(group), (3, 1, 2), block, (('hw', 2),))
+        take(group, (lanes // 2 - 2, 1, 2), block)
+        take(conv2d(c=6, h=1, w=lanes + more, k=8, r=1, s=1, activation='silu'), (4, 1, 1), 64)
+    take(conv2d(c=515, h=1, w=lanes + 1, k=135, r=1, s=1, bias=True), (7, 1, 1), 64)
     # Windows: rows of several vectors, several rows of one, and what is padded.
     for rows, more in itertools.product((4, 5), (-1, 0, 1)):
         window = {'r': 3, 's': 3, 'pad': 1, 'bias': True, 'activation': 'relu'}

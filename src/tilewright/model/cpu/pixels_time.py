@@ -37,6 +37,9 @@ CORNER_CYCLES = 2.0  # one result of the last pixels: alone, through an epilogue
 
 KEPT = 0.7  # share of the room in a cache up to which a copy stays whole
 
+# Of the time that weights take from behind the second cache where they are asked for ahead.
+AGAIN = 0.1
+
 STREAMED = 2.0  # share of what outer products see of the first cache: vectors, not broadcasts
 
 
@@ -55,10 +58,12 @@ def step_cycles(isa: Isa, channels: int, vectors: int, split: float) -> float:
 
 
 def corner_cycles(isa: Isa, pixels: int) -> float:
-    """The same of the last few pixels, with channels across the lanes (pixels/corner.py)."""
+    """The same of the last few pixels, with channels across the lanes (pixels/corner.py): vectors
+    of weights that begin anywhere, of which those as long as a line take two loads.
+    """
     return max(
         pixels / isa.fma_per_cycle,
-        (pixels + 1) / (SUSTAINED * isa.loads_per_cycle),
+        (pixels + 1 + isa.vector_bytes // 64) / (SUSTAINED * isa.loads_per_cycle),
         (2 * pixels + 1) / (SUSTAINED * ISSUE_PER_CYCLE),
         isa.fma_chain_cycles / times_written(isa, pixels),
     )
@@ -70,7 +75,8 @@ def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Predic
     plan, threads = plan_pixels(group, schedule), schedule.threads
     done = tile_work(plan, machine)
     pack, copied = _pack(plan, done.images, done.blocks)
-    boundaries = boundaries_of(plan, machine, done, done.images * copied)
+    seen = AGAIN if plan.ahead else 1.0
+    boundaries = boundaries_of(plan, machine, done, done.images * copied, seen)
     cycle_s = cycle_seconds(plan, machine)
     inside = (done.compute * cycle_s, pack * cycle_s, done.store * cycle_s)
     return direct_prediction(group, machine, threads, inside, boundaries)
@@ -129,8 +135,10 @@ def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
     held = machine.caches[0].bytes * MARGIN / 4
     for channels, count in tiles.items():
         results_of = channels * plan.corner
-        each = points * corner_cycles(isa, plan.corner) if corners else 0.0
-        compute += corners * count * (each + k.call_cycles + CORNER_CYCLES * results_of)
+        if corners:
+            beside = plan.corner / isa.fma_per_cycle
+            each = points * (beside if plan.joined else corner_cycles(isa, plan.corner))
+            compute += corners * count * (each + k.call_cycles + CORNER_CYCLES * results_of)
         for h, down in high.items():
             for w, across in wide.items():
                 vectors, times = h * w, images * count * down * across

@@ -23,6 +23,7 @@ from tilewright.kernels.cpu.schemas.strassen_pixels.plan import (
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
 from tilewright.model.cpu.pixels_time import (
+    AGAIN,
     COPY_CYCLES,
     CORNER_CYCLES,
     ROW_CYCLES,
@@ -39,8 +40,6 @@ from tilewright.ops.group import Group
 from tilewright.ops.strassen import PRODUCTS, SINGLE
 from tilewright.schedule.schedule import Schedule
 
-# Of the time that weights take from behind the second cache: they are asked for a product ahead.
-AGAIN = 0.1
 RESULT_CYCLES = 2.5  # a vector of results, beside what it is made of: nobody asked for its line
 
 

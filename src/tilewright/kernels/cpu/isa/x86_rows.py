@@ -16,8 +16,16 @@ buffer on their way into rows of the result. `bias` is added, one for each k (su
 with it), then `more`, which lies as results do; limits cut off; then k's results are stored `pitch`
 floats apart, of vectors in `ends` the first `lanes` alone.
 
-Kernels that look `ahead` ask for a line behind `next` with every UNROLL channels: weights that the
-next tile of channels will read come from afar, and tiles of pixels share in asking for them.
+Kernels that look `ahead` ask for so many lines behind `next` with every UNROLL channels: weights
+that the next tile of channels will read come from afar, and tiles of pixels share in asking for
+them.
+
+Kernels with a `corner` have two more arguments, `const float *last, float *sums`: so many pixels
+more, `corner` apart from channel to channel, have channels across the lanes,
+
+    sums[pixel][lane] = sum of a[lane] * last[pixel]
+
+beside the others. Lanes behind the channels have what lies behind the weights.
 
 Every other weight is broadcast by the multiply-adds themselves on AVX-512 (isa/x86.py says why).
 """
@@ -55,16 +63,18 @@ class RowKernel:
     more: bool = False
     low: float | None = None
     high: float | None = None
-    ahead: bool = False
+    ahead: int = 0
+    corner: int = 0
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
         if isa.vector_bytes not in _REGISTER or isa.arch != 'x86_64':
             raise ScheduleError(f'{self.name}: {self.isa} has no micro-kernels along rows')
-        need = registers_needed(self.channels, len(self.vectors))
+        need = registers_needed(self.channels, len(self.vectors)) + self.corner
         if need > isa.registers:
             raise ScheduleError(
-                f'{self.name}: {self.channels} x {len(self.vectors)} vectors need {need} '
+                f'{self.name}: {self.channels} x {len(self.vectors)} vectors'
+                f'{f" and {self.corner} more pixels" if self.corner else ""} need {need} '
                 f'registers; {self.isa} has {isa.registers}: choose a smaller register tile'
             )
 
@@ -84,11 +94,13 @@ def emit(kernel: RowKernel) -> str:
         return f'%%{name}{number}'
 
     pixels = [register(sums + v) for v in range(vectors)]
-    spare = [register(n) for n in range(sums + vectors, isa.registers)]
+    corners = [register(sums + vectors + i) for i in range(kernel.corner)]
+    spare = [register(n) for n in range(sums + vectors + kernel.corner, isa.registers)]
     clear = 'vpxord' if wide else 'vxorps'
-    lines = [f'{clear} {register(n)}, {register(n)}, {register(n)}' for n in range(sums)]
-    if kernel.bias and not wide:  # what sums begin with; nothing waits for it behind them
-        lines = []
+    lines = [f'{clear} {name}, {name}, {name}' for name in corners]
+    if not kernel.bias or wide:
+        lines += [f'{clear} {register(n)}, {register(n)}, {register(n)}' for n in range(sums)]
+    else:  # what sums begin with; nothing waits for it behind them
         for k in range(kernel.channels):
             first = register(k * vectors)
             lines.append(f'vbroadcastss {4 * k}(%[bias]), {first}')
@@ -115,6 +127,14 @@ def emit(kernel: RowKernel) -> str:
                     weight = held
                 for pixel, target in zip(pixels, targets, strict=True):
                     found.append(f'vfmadd231ps {weight}, {pixel}, {target}')
+            weights = f'{4 * number * kernel.channels}(%[a])'
+            for i, target in enumerate(corners):
+                held, turn = spare[turn % len(spare)], turn + 1
+                place = f'{4 * (number * kernel.corner + i)}(%[last])'
+                found.append(f'vbroadcastss {place}, {held}')
+                found.append(f'vfmadd231ps {weights}, {held}, {target}')
+        if corners:
+            found.append(f'add ${4 * times * kernel.corner}, %[last]')
         found.append(f'add ${4 * times * len(kernel.steps) * kernel.channels}, %[a]')
         return found
 
@@ -128,10 +148,14 @@ def emit(kernel: RowKernel) -> str:
             lines += [f'sub ${UNROLL}, %[count]', 'jl 5f', '.p2align 4', '6:', *iteration(UNROLL)]
             lines += [f'add ${4 * UNROLL * kernel.channel}, %[b]']
             if kernel.ahead:
-                lines += ['prefetcht1 (%[next])', f'add ${4 * LINE_FLOATS}, %[next]']
+                places = (4 * LINE_FLOATS * line for line in range(kernel.ahead))
+                lines += [f'prefetcht1 {place or ""}(%[next])' for place in places]
+                lines += [f'add ${4 * LINE_FLOATS * kernel.ahead}, %[next]']
             lines += [f'sub ${UNROLL}, %[count]', 'jge 6b', '5:', f'add ${UNROLL}, %[count]']
         lines += ['test %[count], %[count]', 'jz 4f', '.p2align 4', '3:', *iteration(1)]
         lines += [f'add ${4 * kernel.channel}, %[b]', 'dec %[count]', 'jnz 3b', '4:']
+    for i, register_name in enumerate(corners):
+        lines.append(f'vmovups {register_name}, {4 * lanes * i}(%[sums])')
     if wide:
         lines += _finish(kernel, [pixels, spare], wide)
     else:
@@ -143,9 +167,11 @@ def emit(kernel: RowKernel) -> str:
     operands = '[a] "+r"(a), [b] "+r"(b), [count] "+r"(count)'
     operands += ', [left] "=&r"(left)' if kernel.rows > 1 else ''
     operands += ', [next] "+r"(next)' if kernel.ahead else ''
+    operands += ', [last] "+r"(last)' if kernel.corner else ''
     inputs = '[out] "r"(out)' + (', [bias] "r"(bias)' if kernel.bias else '')
     inputs += ', [more] "r"(more)' if kernel.more else ''
     inputs += ', [mask] "r"(mask)' + ('' if wide else ', [lanes] "r"(lanes)')
+    inputs += ', [sums] "r"(sums)' if kernel.corner else ''
     body = ['long left;'] if kernel.rows > 1 else []
     if wide:
         body.append('const unsigned mask = (1u << lanes) - 1;')
@@ -153,12 +179,12 @@ def emit(kernel: RowKernel) -> str:
         body.append(f'static const int masks[] = {{{", ".join(["-1"] * lanes + ["0"] * lanes)}}};')
         body.append(f'const int *mask = masks + {lanes} - lanes;')
     body += micro.asm_block(lines, operands, inputs, clobbers)
-    unused = {'bias': kernel.bias, 'more': kernel.more, 'next': kernel.ahead}
+    unused = {'bias': kernel.bias, 'more': kernel.more, 'next': kernel.ahead > 0}
     body += [f'(void){name};' for name, used in unused.items() if not used]
     head = (
         f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
         f'float *out, long count, long lanes, const float *bias, const float *more, '
-        f'const float *next)'
+        f'const float *next{", const float *last, float *sums" if kernel.corner else ""})'
     )
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 

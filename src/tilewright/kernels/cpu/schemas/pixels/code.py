@@ -78,7 +78,10 @@ def write_kernels(writer: Writer, plan: PixelsPlan) -> None:
     for channels, high, wide in variants(plan):
         writer.lines += [*emitter(plan.kernel(channels, high, wide)).splitlines(), '']
     for channels in sorted(set(plan.counts), reverse=True) if plan.corner else ():
-        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner, plan.strip)
+        if plan.joined:
+            joined = plan.kernel(channels, 1, plan.wide, plan.corner)
+            writer.lines += [*emitter(joined).splitlines(), '']
+        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner, plan.corner)
 
 
 def write_finish(writer: Writer, plan: PixelsPlan) -> None:
@@ -159,6 +162,16 @@ def _write_strips(writer: Writer, plan: PixelsPlan) -> None:
     for at in range(0, strip, 16):
         writer.line(f'__builtin_prefetch(row + x + {ROWS_AHEAD * pitch + at});')
     writer.close(2)
+    if plan.corner:  # of every channel side by side: whole strips would be a line for each
+        writer.open(f'if (x == {size - plan.corner} && x < end)')
+        writer.line(f'float *last = to - c * {strip - plan.corner};')
+        if front:
+            writer.line(f'copy_row(row, last, x, end, {plan.corner}, 1{numbers});')
+        else:
+            writer.line(f'for (long i = 0; i < {plan.corner}; i++)')
+            writer.line('    last[i] = row[x + i];')
+        writer.line('continue;')
+        writer.close()
     # What is behind the last pixel lies in the rows that follow, and is not stored.
     followed = channels - -(-(plan.lanes - 1) // pitch)
     if not front and followed > 0:
@@ -419,6 +432,19 @@ def _write_flat(writer: Writer, plan: PixelsPlan) -> None:
         _write_corner_call(writer, plan)
         writer.line('continue;')
         writer.close()
+    if plan.joined:
+        writer.open(f'if (x == {size - plan.corner - strip} && end == {size})')
+        writer.line(f'const long lanes = {lanes};')
+        _write_sums(writer, plan)
+        _write_call(
+            writer, plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''),
+            [(k, 1, plan.wide) for k in sorted(set(plan.counts), reverse=True)], plan.corner,
+        )  # fmt: skip
+        writer.open('')
+        _write_corner_store(writer, plan, f'(x + {strip})')
+        writer.close()
+        writer.line('break;')
+        writer.close()
     writer.line(f'const long vectors = min_long({plan.wide}, (end - x + {lanes - 1}) / {lanes});')
     writer.line(f'const long lanes = min_long({lanes}, end - x - (vectors - 1) * {lanes});')
     _write_call(writer, plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''))
@@ -445,15 +471,25 @@ def _write_tiles(writer: Writer, plan: PixelsPlan) -> None:
 def _write_corner_call(writer: Writer, plan: PixelsPlan) -> None:
     """The sums of the last pixels, and what becomes of them."""
     isa, count = plan.schedule.isa, plan.sizes[plan.shape.summed]
-    out, const = access_strides(plan.group, plan.group.main.write)
-    place = _placed(plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''))
-    writer.line(
-        f'float *sums = buffer + {plan.scratch_floats - abi.aligned(plan.corner * plan.lanes)};'
-    )
+    _write_sums(writer, plan)
     write_called(
         writer, plan, lambda channels: corner_name(isa, channels, plan.corner),
         f'weights, pixels, sums, {count}',
     )  # fmt: skip
+    _write_corner_store(writer, plan, 'x')
+
+
+def _write_sums(writer: Writer, plan: PixelsPlan) -> None:
+    """Where the sums of the last pixels lie."""
+    writer.line(
+        f'float *sums = buffer + {plan.scratch_floats - abi.aligned(plan.corner * plan.lanes)};'
+    )
+
+
+def _write_corner_store(writer: Writer, plan: PixelsPlan, at: str) -> None:
+    """What becomes of the sums of the last pixels, the first of which is the one `at`."""
+    out, const = access_strides(plan.group, plan.group.main.write)
+    place = _placed(plan, lambda d: {plan.shape.across.name: at}.get(d, ''))
     operands = ''.join(
         f', {item.name} + {place(item.stride, item.const)}' for item in plan.epilogue.operands
     )
@@ -475,8 +511,13 @@ def _placed(
     return place
 
 
-def _write_call(writer: Writer, plan: PixelsPlan, at: Callable[[str], str]) -> None:
-    """The micro-kernel that fits this tile; `at` says where it begins along pixels."""
+def _write_call(
+    writer: Writer, plan: PixelsPlan, at: Callable[[str], str],
+    tiles: Sequence[tuple[int, int, int]] = (), corner: int = 0,
+) -> None:  # fmt: skip
+    """The micro-kernel that fits this tile, of all or of these; `at` says where it begins along
+    pixels, `corner` how many of the last pixels it computes as well.
+    """
     shape, sizes = plan.shape, plan.sizes
     out, const = access_strides(plan.group, plan.group.main.write)
     place = _placed(plan, at)
@@ -492,10 +533,11 @@ def _write_call(writer: Writer, plan: PixelsPlan, at: Callable[[str], str]) -> N
     done = plan.finish or Finished()
     given += f'{operand(done.bias)}, {operand(done.more)}, '
     floats = plan.packed_floats // sizes[shape.channels]
-    share = sizes[shape.summed] // UNROLL * LINE_FLOATS
+    share = sizes[shape.summed] // UNROLL * LINE_FLOATS * plan.ahead
     far = f'weights + channels * {floats} + (x - block) / {plan.strip} * {share}'
     given += far if plan.ahead else 'NULL'
-    chosen = variants(plan)
+    given += f', pixels + {plan.strip_floats}, sums' if corner else ''
+    chosen = tiles or variants(plan)
     sets = [{v[i] for v in chosen} for i in range(3)]
     for number, variant in enumerate(chosen):
         tests = [
@@ -505,12 +547,12 @@ def _write_call(writer: Writer, plan: PixelsPlan, at: Callable[[str], str]) -> N
             )
             if len(values) > 1
         ]
-        name, last = kernel_name(plan.schedule.isa, *variant), number + 1 == len(chosen)
+        name, last = kernel_name(plan.schedule.isa, *variant, corner), number + 1 == len(chosen)
         if len(chosen) > 1:
             test = '' if last else f'if ({" && ".join(tests)})'
             writer.line(f'{"else " if number else ""}{test}'.rstrip())
         writer.line(f'{"    " if len(chosen) > 1 else ""}{name}({given});')
     if plan.finish is None:
         places = ''.join(f', {operand(item.name)}' for item in plan.epilogue.operands)
-        width = f'(vectors - 1) * {plan.lanes} + lanes'
+        width = f'{plan.strip}' if corner else f'(vectors - 1) * {plan.lanes} + lanes'
         writer.line(f'finish(out, channels, {high}, {width}{places});')

@@ -6,10 +6,13 @@ Goes in: channels of a register tile, a number of pixels. Comes out: a C functio
 
     to[pixel][lane] = sum of a[c][lane] * b[c][pixel] over `count` channels c of the image
 
-of packed weights and a strip of pixels as micro-kernels along rows read them. A vector of which few
-lanes are pixels takes as many multiply-adds as a whole one, and alone it makes each sum wait for
-the one before: 4 of 196 pixels took 5% of the time on a Zen 3. Lanes behind the channels of a tile
-have what lies behind its weights, and nobody reads them.
+of packed weights as micro-kernels along rows read them, and pixels that lie `strip` apart from
+channel to channel. A vector of which few lanes are pixels takes as many multiply-adds as a whole
+one, and alone it makes each sum wait for the one before: 4 of 196 pixels took 5% of the time on a
+Zen 3. Lanes behind the channels of a tile have what lies behind its weights, and nobody reads them.
+
+Where registers are left, the micro-kernel of the pixels before them computes them as well
+(isa/x86_rows.py), while it waits for its multiply-adds: here every weight is a line of its own.
 """
 
 from __future__ import annotations

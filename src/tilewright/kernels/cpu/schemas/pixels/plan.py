@@ -220,6 +220,12 @@ class PixelsPlan:
         return found if self.shape.across.size % self.strip == found else 0
 
     @property
+    def joined(self) -> bool:
+        """Whether the micro-kernel of the strip before them computes them as well."""
+        need = registers_needed(max(self.counts), self.wide) + self.corner
+        return self.corner > 0 and need <= ISAS[self.schedule.isa].registers
+
+    @property
     def packed_end(self) -> int:
         """Floats of packed weights, and of lanes behind the last that are read."""
         return self.packed_floats + (self.lanes if self.corner else 0)
@@ -318,14 +324,19 @@ class PixelsPlan:
         return self.shape.down.step // self.jump * self.row
 
     @property
-    def ahead(self) -> bool:
-        """Whether weights come from afar, and enough tiles of pixels share in asking for them."""
+    def ahead(self) -> int:
+        """Lines of weights that a tile of pixels asks for with every UNROLL channels, where weights
+        come from afar: its share of the next tile of channels.
+        """
+        if not self.shape.flat or 4 * self.packed_floats < FAR_BYTES:
+            return 0
         lines = -(-UNROLL * self.most // LINE_FLOATS)
-        far = 4 * self.packed_floats >= FAR_BYTES
-        return self.shape.flat and far and self.block // self.strip >= lines
+        return -(-lines // max(1, min(self.block, self.shape.across.size) // self.strip))
 
-    def kernel(self, channels: int, high: int, wide: int) -> RowKernel:
-        """The micro-kernel of a register tile: vectors of `high` rows, `wide` in each."""
+    def kernel(self, channels: int, high: int, wide: int, corner: int = 0) -> RowKernel:
+        """The micro-kernel of a register tile: vectors of `high` rows, `wide` in each, and so many
+        of the last pixels.
+        """
         out, _ = access_strides(self.group, self.group.main.write)
         steps, rows = self.steps()
         finish = self.finish or Finished()
@@ -342,12 +353,13 @@ class PixelsPlan:
             self.tap_row,
             self.channel,
             out[self.shape.channels],
-            kernel_name(self.schedule.isa, channels, high, wide),
+            kernel_name(self.schedule.isa, channels, high, wide, corner),
             bool(finish.bias),
             bool(finish.more),
             finish.low,
             finish.high,
             self.ahead,
+            corner,
         )
 
     @property
@@ -356,8 +368,8 @@ class PixelsPlan:
         return abi.aligned(self.buffer_floats + LINE_FLOATS) + abi.aligned(corner)
 
 
-def kernel_name(isa: str, channels: int, high: int, wide: int) -> str:
-    return f'rows_{isa}_k{channels}_p{high}x{wide}'
+def kernel_name(isa: str, channels: int, high: int, wide: int, corner: int = 0) -> str:
+    return f'rows_{isa}_k{channels}_p{high}x{wide}' + (f'_c{corner}' if corner else '')
 
 
 def plan_pixels(group: Group, schedule: Schedule) -> PixelsPlan:

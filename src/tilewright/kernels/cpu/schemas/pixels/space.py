@@ -12,6 +12,7 @@ from random import Random
 
 from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.isa.x86_rows import registers_needed
+from tilewright.kernels.cpu.schemas.pixels.corner import corner_pixels
 from tilewright.kernels.cpu.schemas.pixels.plan import Shape, plan_pixels, shape_of, why_no_pixels
 from tilewright.kernels.cpu.space import (
     CACHE_LEVELS,
@@ -90,21 +91,25 @@ def register_tiles(group: Group, shape: Shape, isa: Isa) -> Iterator[tuple[int, 
     """(channels, rows, vectors) whose sums keep the multiply-add units busy."""
     size, lines = group.main.sizes[shape.channels], shape.down.size if shape.down.name else 1
     row = -(-shape.across.size // isa.lanes)
+    corner = corner_pixels(shape.across.size, isa.lanes) if shape.flat else 0
     for vectors in range(1, MOST_VECTORS + 1):
         for high in (h for h in range(1, vectors + 1) if vectors % h == 0):
             wide = vectors // high
             if high > lines or wide > row or (high > 1 and wide < min(row, 2)):
                 continue
-            for channels in sums_that_fit(size, vectors, isa):
+            for channels in sums_that_fit(size, vectors, isa, corner):
                 yield channels, high, wide
 
 
-def sums_that_fit(size: int, vectors: int, isa: Isa) -> Iterator[int]:
-    """Channels, of `size`, of register tiles of so many vectors that are worth pricing."""
+def sums_that_fit(size: int, vectors: int, isa: Isa, corner: int = 0) -> Iterator[int]:
+    """Channels, of `size`, of register tiles of so many vectors that are worth pricing; those
+    among them that leave registers for the last few pixels.
+    """
     wanted = isa.fma_per_cycle * isa.fma_latency_cycles
     most = (isa.registers - 1) // vectors - 1
-    blocks = -(-size // most)
-    for count in {blocks, blocks + 1}:
+    fewer = max(1, (isa.registers - 1 - corner) // vectors - 1)
+    blocks, more = -(-size // most), -(-size // fewer)
+    for count in sorted({blocks, blocks + 1, more}):
         channels = -(-size // count)
         busy = channels * vectors >= wanted or channels == size
         if busy and registers_needed(channels, vectors) <= isa.registers:

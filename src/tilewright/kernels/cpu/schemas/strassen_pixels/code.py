@@ -60,7 +60,7 @@ def generate(plan: StrassenPixelsPlan) -> str:
     for channels, wide in _variants(plan):
         writer.lines += [*emitter(plan.kernel(channels, 1, wide)).splitlines(), '']
     for channels in sorted(set(plan.counts), reverse=True) if plan.corner else ():
-        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner, plan.strip)
+        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner, plan.corner)
     _write_sums(writer, plan)
     _write_fill(writer, plan)
     _write_after(writer, plan)
@@ -176,7 +176,10 @@ def _write_fill(writer: Writer, plan: StrassenPixelsPlan) -> None:
             writer.close()
             texts = ['us', 'ls']
         texts = [_loaded(plan, half, text) for half, text in zip('ul', texts, strict=True)]
-        writer.line(f'sum_single(to + {number * plan.piece_floats}, {", ".join(texts)});')
+        # The last few pixels of every channel lie side by side; what is written behind them goes.
+        closer = f' - c * {strip - plan.corner}' if count == plan.corner else ''
+        place = f'to + {number * plan.piece_floats}{closer}'
+        writer.line(f'sum_single({place}, {", ".join(texts)});')
     writer.close(2)
     writer.line()
 

@@ -143,22 +143,24 @@ class StrassenPixelsPlan(PixelsPlan):
         return PRODUCTS * self.half * self.deep
 
     @property
-    def ahead(self) -> bool:
-        """Whether weights come from afar; pieces share in asking for those of the next product."""
-        return 4 * self.packed_floats >= FAR_BYTES
+    def ahead(self) -> int:
+        """One line, where weights come from afar; pieces share in asking for those of the next
+        product.
+        """
+        return int(4 * self.packed_floats >= FAR_BYTES)
 
     @cached_property
     def after(self) -> VectorEpilogue:
         """What follows the sums, on vectors."""
         return plan_vector_epilogue(self.group)
 
-    def kernel(self, channels: int, high: int, wide: int) -> RowKernel:
+    def kernel(self, channels: int, high: int, wide: int, corner: int = 0) -> RowKernel:
         """The micro-kernel of one product of a piece."""
         places = tuple(v * self.lanes for v in range(wide))
         name = kernel_name(self.schedule.isa, channels, high, wide)
         return RowKernel(
             self.schedule.isa, channels, places, places, (), (0,), 1, 0, self.strip, self.strip,
-            name, ahead=self.ahead,
+            name, ahead=self.ahead, corner=corner,
         )  # fmt: skip
 
 
