@@ -261,6 +261,12 @@ static inline __attribute__((always_inline)) row_v after(row_v value, row_v e0_v
     return vec_max_number((value + e0_v), (0.0f - zero_v));
 }
 
+static inline __attribute__((always_inline)) void fetch_quarter(const float *out, long channels) {
+    for (long k = 0; k < channels; k++) {
+        __builtin_prefetch(out + k * 35, 1);
+    }
+}
+
 static __attribute__((noinline)) void results_2(const float *restrict m, float *out, long channels, const float *e0) {
     for (long k = 0; k < channels; k++) {
         for (long x = 0; x < 16; x += 8) {
@@ -366,6 +372,8 @@ void tw_part(const tw_args *args, long part) {
                     float *at = m + t * 48;
                     long x = block;
                     for (; x + 32 <= end; x += 32, pixels += 560, at += 336, next += 16) {
+                        if (t < 4)
+                            fetch_quarter(args->out + k * 35 + x + n * 210 + t / 2 * 105 + t % 2 * 16, channels);
                         rows_avx2_k3_p1x2(weights, pixels, at, 4, 8, NULL, NULL, next);
                     }
                     if (x < end) {

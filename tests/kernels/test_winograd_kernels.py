@@ -135,9 +135,24 @@ def epilogues(isa: str) -> list[tuple[Group, Schedule]]:
     ]
 
 
-def with_residual() -> Group:
+def rows(isa: str) -> list[tuple[Group, Schedule]]:
+    """Rows of results around whole blocks, whole vectors of channels and a few more; with nothing
+    behind the sums, with a bias and limits, and with a residual.
+    """
+    cases = []
+    for number, w in enumerate((4, 5, 7, 8, 9, 12, 15, 16, 17, 20, 21, 33, 70)):
+        k = 2 * ISAS[isa].lanes + number % 4
+        size = {'c': 2, 'k': k, 'h': 5, 'w': w, 'r': 3, 's': 3, 'pad': 1}
+        groups = (conv2d(**size), conv2d(**size, bias=True, activation='relu6'))
+        for group in (*groups, with_residual(k=k, h=5, w=w)):
+            m = 2 + (number + len(cases)) % 3
+            cases.append((group, winograd_schedule(group, isa, m, 4, 2, 1, (1, 2, 40))))
+    return cases
+
+
+def with_residual(k: int = 5, h: int = 8, w: int = 9) -> Group:
     """A convolution to whose result another tensor of the same shape is added."""
-    group = conv2d(c=3, k=5, h=8, w=9, r=3, s=3, pad=1)
+    group = conv2d(c=3, k=k, h=h, w=w, r=3, s=3, pad=1)
     out = group.output
     dims = tuple(Dim(d, size) for d, size in zip('nkhw', out.shape, strict=True))
     here = tuple(var(d.name) for d in dims)
@@ -153,7 +168,7 @@ def with_residual() -> Group:
 
 
 @pytest.mark.parametrize('in_turn', TURNS)
-@pytest.mark.parametrize('cases', [sizes, blocks, shapes, strided, moving, epilogues])
+@pytest.mark.parametrize('cases', [sizes, blocks, shapes, strided, moving, epilogues, rows])
 def test_kernels_are_right_and_stay_inside_their_buffers(isa, cases, in_turn, tools):
     for number, (group, schedule) in enumerate(taken(cases(isa), isa, in_turn)):
         arrays = arrays_of(group, number)
@@ -196,6 +211,8 @@ def test_output_rows_leave_in_stretches_of_whole_vectors():
     # F(7, 3), 8 lanes: 49 * 8 floats a tile, ten tiles fit 4096, eight are a multiple of four.
     assert stretch_tiles(geometry(conv2d(c=2, k=5, h=6, w=150, r=3, s=3), 7), 8) == 8
     assert stretch_tiles(geometry(conv2d(c=2, k=5, h=6, w=150, r=3, s=3), 7), 64) == 4
+    # As many for as many vectors of four times the lanes.
+    assert stretch_tiles(geometry(conv2d(c=2, k=5, h=6, w=150, r=3, s=3), 7), 32, 16) == 8
 
 
 def test_narrow_images_use_narrow_vectors():

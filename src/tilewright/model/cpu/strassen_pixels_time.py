@@ -5,7 +5,7 @@ Goes in: a group, a schedule of the schema, a machine. Comes out: a `Prediction`
     compute   every product of every piece: multiply-adds, loads and latency as in
               model/cpu/pixels_time.py, and storing it
     sums      loads, additions and stores of vectors: of the image for every block, of products
-              for every result
+              for every result; what is stored is priced by its bytes
     traffic   sums and weights from where they are held to the first cache, for every tile of
               channels that reads them again; results on their way out; weights that the direct
               algorithm does not have, from memory, since a network's are colder than any cache
@@ -40,7 +40,8 @@ from tilewright.ops.group import Group
 from tilewright.ops.strassen import PRODUCTS, SINGLE
 from tilewright.schedule.schedule import Schedule
 
-RESULT_CYCLES = 2.5  # a vector of results, beside what it is made of: nobody asked for its line
+RESULT_CYCLES = 2.5  # half a line of results, beside what it is made of: on its way out
+HALF_LINE = 8  # floats; a store of two takes as long as two, beside the first cache
 
 
 def predict_strassen_pixels(group: Group, schedule: Schedule, machine: Machine) -> Prediction:
@@ -85,6 +86,7 @@ def _work(plan: StrassenPixelsPlan, machine: Machine) -> tuple[TileWork, float]:
         pieces += Counter({(plan.wide, True): pairs})
         pieces += Counter({(plan.narrow, True): narrow}) + Counter({(1, False): singles})
     compute = store = near = sums = 0.0
+    halves = plan.lanes / HALF_LINE
     if plan.corner and results % plan.lanes:
         pieces[1, False] -= 1
         for channels, number in tiles.items():
@@ -95,7 +97,8 @@ def _work(plan: StrassenPixelsPlan, machine: Machine) -> tuple[TileWork, float]:
         products = PRODUCTS if paired else len(SINGLE)
         loads, added = (4, before) if paired else (2, 2)
         sums += images * count * wide * plan.deep * (
-            loads / isa.loads_per_cycle + added / isa.fma_per_cycle + COPY_CYCLES / 2 * products
+            loads / isa.loads_per_cycle + added / isa.fma_per_cycle
+            + COPY_CYCLES / 2 * halves * products
         )  # fmt: skip
         for channels, number in tiles.items():
             times, vectors = images * count * number, channels * wide
@@ -106,7 +109,7 @@ def _work(plan: StrassenPixelsPlan, machine: Machine) -> tuple[TileWork, float]:
             store += times * (
                 k.tile_cycles
                 + vectors * (products / isa.loads_per_cycle + more / isa.fma_per_cycle)
-                + vectors * made * (k.store_cycles + RESULT_CYCLES)
+                + vectors * made * (k.store_cycles + RESULT_CYCLES * halves)
             )
             near += times * products * plan.deep * wide * plan.lanes
     sums += images * len(blocks) * plan.sizes[shape.summed] * ROW_CYCLES / 4

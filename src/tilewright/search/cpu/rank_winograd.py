@@ -3,10 +3,10 @@
     rows x columns of a tile    where the error model stays below the limit and products are saved
     x cuts between threads x (run of tiles, vectors of k) x blocks of tiles x blocks of k
 
-Shapes of tiles are sorted by what no schedule can avoid: the bound, the transforms, and reading the
-weights, which is what small images wait for. For the first of them the other choices are priced by
-the numbers (`model.winograd_time`), in microseconds each, all with one block of k and the best of
-them with others; only the best become schedules.
+Shapes of tiles are sorted by what no schedule can avoid: the bound, the transforms, and a part of
+reading the weights, which is what small images wait for. For the first of them the other choices
+are priced by the numbers (`model.winograd_time`), in microseconds each, all with one block of k and
+the best of them with others; only the best become schedules.
 Deterministic: ties are broken by the numbers themselves.
 """
 
@@ -43,7 +43,11 @@ from tilewright.schedule.schedule import Schedule
 from tilewright.search.cpu.rank import Candidate
 
 MOST_TILES = 112  # tiles of a block: beyond, V leaves every L2 and nothing is gained
-SHAPES = 6  # shapes of tiles that are priced in full
+SHAPES = 8  # shapes of tiles that are priced in full
+# Of the time that weights take to be read, as shapes are sorted: most arrive while products are
+# computed. With all of it shapes with many weights were left out whose best schedules were 5 to 18%
+# faster (docs/winograd.md).
+WEIGHTS_SEEN = 0.25
 CUTS = 3  # cuts between threads that are carried on, for each shape
 USUAL_PANELS = 4  # panels of k whose products are held at once, where choices are compared
 OTHER_PANELS = (1, 2, 8, 16)
@@ -94,12 +98,12 @@ def _promising(
     group: Group, machine: Machine, isa: Isa, threads: int, shapes: Sequence[Shape],
     model: PointsModel,
 ) -> list[tuple[float, Shape]]:  # fmt: skip
-    """(bound, shape) of those whose bound, transforms and weights take least, best first."""
+    """(bound, shape) of those that take least by what no schedule can avoid, best first."""
     found = []
     for m in shapes:
         bound = lower_bound_winograd(group, m, machine, threads, model)
         around = transform_time(group, m, isa, machine, threads, model)
-        around += weights_time(group, m, machine, threads, model)
+        around += WEIGHTS_SEEN * weights_time(group, m, machine, threads, model)
         found.append((bound + around, bound, m))
     return [(bound, m) for _, bound, m in sorted(found)[:SHAPES]]
 

@@ -64,6 +64,8 @@ def generate(plan: StrassenPixelsPlan) -> str:
     _write_sums(writer, plan)
     _write_fill(writer, plan)
     _write_after(writer, plan)
+    if plan.wide in _pairs(plan):
+        _write_fetch(writer, plan)
     for wide in dict.fromkeys(_pairs(plan)):
         _write_results(writer, plan, wide)
     if _vectors(plan):
@@ -375,9 +377,25 @@ def _write_part(writer: Writer, plan: StrassenPixelsPlan, places: dict[str, int]
     writer.close(4)
 
 
+def _write_fetch(writer: Writer, plan: StrassenPixelsPlan) -> None:
+    """Ask for the lines that a quarter of the results of a pair will be stored to."""
+    out, _ = access_strides(plan.group, plan.group.main.write)
+    writer.open(f'{INLINE} void fetch_quarter(const float *out, long channels)')
+    writer.open('for (long k = 0; k < channels; k++)')
+    for at in range(0, plan.strip, LINE_FLOATS):
+        place = total([scaled('k', out[plan.shape.channels]), str(at)])
+        writer.line(f'__builtin_prefetch(out + {place}, 1);')
+    writer.close(2)
+    writer.line()
+
+
 def _write_products(writer: Writer, plan: StrassenPixelsPlan) -> None:
-    """Every product of a tile of channels with the pieces of a block, into M."""
+    """Every product of a tile of channels with the pieces of a block, into M. The first four ask
+    for the lines of the results, a quarter of them each.
+    """
     isa, share = plan.schedule.isa, plan.deep // UNROLL * LINE_FLOATS
+    out, _ = access_strides(plan.group, plan.group.main.write)
+    half, along = plan.half * out[plan.shape.channels], plan.strip * out[plan.shape.across.name]
     step = f'pixels += {plan.piece_floats}, at += {PRODUCTS * plan.tile_floats}, next += {share}'
 
     def call(wide: int) -> None:
@@ -391,6 +409,9 @@ def _write_products(writer: Writer, plan: StrassenPixelsPlan) -> None:
     writer.line('long x = block;')
     if plan.wide in _pairs(plan):
         writer.open(f'for (; x + {plan.pair} <= end; x += {plan.pair}, {step})')
+        writer.line('if (t < 4)')
+        quarter = f't / 2 * {half} + t % 2 * {along}'
+        writer.line(f'    fetch_quarter({_result(plan)} + {quarter}, channels);')
         call(plan.wide)
         writer.close()
     if plan.rest:
@@ -415,23 +436,31 @@ def _write_products(writer: Writer, plan: StrassenPixelsPlan) -> None:
     writer.close()
 
 
-def _write_stores(writer: Writer, plan: StrassenPixelsPlan) -> None:
-    """Results of a tile of channels and the pieces of a block."""
+def _piece(plan: StrassenPixelsPlan, stride: Callable[[str], int], const: int) -> str:
+    """Where a piece begins in a tensor of these strides."""
     shape = plan.shape
-    out, const = access_strides(plan.group, plan.group.main.write)
     names = {shape.channels: 'k', shape.across.name: 'x'}
     names |= {shape.batch: 'n'} if shape.batch else {}
+    terms = [scaled(text, stride(d)) for d, text in names.items() if stride(d)]
+    return total([*terms, str(const)])
 
-    def place(stride: Callable[[str], int], const: int) -> str:
-        terms = [scaled(text, stride(d)) for d, text in names.items() if stride(d)]
-        return total([*terms, str(const)])
+
+def _result(plan: StrassenPixelsPlan) -> str:
+    """Where the results of a piece begin."""
+    out, const = access_strides(plan.group, plan.group.main.write)
+    return f'args->out + {_piece(plan, lambda d: out.get(d, 0), const)}'
+
+
+def _write_stores(writer: Writer, plan: StrassenPixelsPlan) -> None:
+    """Results of a tile of channels and the pieces of a block."""
+    to = _result(plan)
 
     def given() -> str:
         return ''.join(
-            f', {item.name} + {place(item.stride, item.const)}' for item in plan.after.operands
+            f', {item.name} + {_piece(plan, item.stride, item.const)}'
+            for item in plan.after.operands
         )
 
-    to = f'args->out + {place(lambda d: out.get(d, 0), const)}'
     step = f'at += {PRODUCTS * plan.tile_floats}'
     writer.line('const float *at = m;')
     writer.line('long x = block;')

@@ -34,7 +34,7 @@ from tilewright.kernels.cpu.schemas.winograd.transform import (
     write_input,
     write_output,
 )
-from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue
+from tilewright.kernels.cpu.transpose import TRANSPOSE, Quick, quick_epilogue, wide_transpose
 from tilewright.kernels.cpu.writer import Writer, scaled, total
 from tilewright.machine.isa import ISAS
 from tilewright.ops.winograd import Geometry
@@ -152,23 +152,31 @@ def _write_multiply(writer: Writer, p: PointsPlan, item: Products, vectors: int)
 def _write_store(writer: Writer, p: PointsPlan) -> None:
     """`store_row`: one row of output pixels of a panel, transposed, through the epilogue.
 
-    Where that can be, in blocks of 4 x 4; lanes that are no block go through a small buffer.
+    Where that can be, in blocks as wide as vectors are, and of 4 x 4; lanes that are no block go
+    through a small buffer. The next row of the result is asked for: its lines lie as many pages
+    apart as there are lanes, so that no hardware does.
     """
     out = p.group.output
     plane = out.strides[1]
     pitch = -(-p.stretch * p.shape.across.m // 4) * 4
     quick = quick_epilogue(p.group, 'k', 'w')
+    wide = p.lanes if quick is not None and p.lanes > 4 else 0
     if quick is not None:
         quick.write(writer)
+    if quick is not None and wide:
+        writer.lines += [*wide_transpose(wide), '']
+        quick.write_wide(writer, wide)
     operands = ''.join(f', const float *{item.name}' for item in p.epilogue.operands)
     writer.open(
         f'static void store_row(const float *restrict row, float *restrict out, long lanes, '
         f'long width, long pixels{operands})'
     )
     writer.line(f'float turned[4 * {pitch}];')
+    if quick is not None and wide:
+        _write_wide_row(writer, quick, plane, out.strides[2], wide)
     writer.open('for (long lane = 0; lane < lanes; lane += 4)')
     if quick is not None:
-        _write_quick_row(writer, quick, plane)
+        _write_quick_row(writer, quick, plane, wide)
     writer.line('for (long pixel = 0; pixel < pixels; pixel += 4)')
     writer.line(f'    transpose4(row + pixel * width + lane, width, turned + pixel, {pitch}, 4);')
     writer.open('for (long j = 0; j < min_long(4, lanes - lane); j++)')
@@ -183,17 +191,39 @@ def _write_store(writer: Writer, p: PointsPlan) -> None:
     writer.line()
 
 
-def _write_quick_row(writer: Writer, quick: Quick, plane: int) -> None:
-    """Four lanes of a row in blocks; the last of 1, 2 or 3 pixels."""
-    places = {
+def _block_places(quick: Quick) -> dict[str, str]:
+    """Where operands of a block begin: of lanes from `lane` on, and of pixels from `done` on."""
+    return {
         item.name: total(
             [item.name, scaled('lane', item.stride('k')), scaled('done', item.stride('w'))]
         )
         for item in quick.epilogue.operands
     }
+
+
+def _write_wide_row(writer: Writer, quick: Quick, plane: int, pitch: int, wide: int) -> None:
+    """Whole vectors of lanes in blocks as wide as they are. AVX-512 has masks for the last pixels,
+    which pay for more than four of them; `whole` is what is stored so of `all` lanes.
+    """
+    rest = f'pixels % {wide}'
+    left = rest if wide < 16 else f'({rest} > 4 ? 0 : {rest})'
+    writer.line(f'const long all = lanes / {wide} * {wide}, whole = pixels - {left};')
+    writer.open(f'for (long lane = 0; lane < all; lane += {wide})')
+    writer.open(f'for (long done = 0; done < whole; done += {wide})')
+    writer.line(f'for (long j = 0; j < {wide}; j++)')
+    writer.line(f'    __builtin_prefetch(out + (lane + j) * {plane} + done + {pitch}, 1);')
+    block = f'row + done * width + lane, width, out + lane * {plane} + done, {plane}'
+    places = _block_places(quick)
+    writer.line(quick.call_wide(f'{block}, min_long({wide}, whole - done)', places))
+    writer.close(2)
+
+
+def _write_quick_row(writer: Writer, quick: Quick, plane: int, wide: int) -> None:
+    """Four lanes of a row in blocks; the last of 1, 2 or 3 pixels."""
+    places = _block_places(quick)
     block = f'row + done * width + lane, width, out + lane * {plane} + done, {plane}'
     writer.open('if (lane + 4 <= lanes)')
-    writer.line('long done = 0;')
+    writer.line(f'long done = {"lane < all ? whole : 0" if wide else "0"};')
     writer.line('for (; done + 4 <= pixels; done += 4)')
     writer.line(f'    {quick.call(f"{block}, 4", places)}')
     for count in (1, 2, 3):

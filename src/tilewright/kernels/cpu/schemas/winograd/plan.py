@@ -32,7 +32,10 @@ from tilewright.ops.winograd import applies, geometry, matmul_stage
 from tilewright.schedule.schedule import Schedule
 
 BLOCK = ('n', 'ph', 'pw')
-STRETCH = 4096  # floats of output rows that wait for their transposition, a quarter of an L1
+# Floats of output rows that wait for their transposition where vectors have four lanes: a quarter
+# of an L1. With wider ones it is as many pixels: long rows of results are worth more than the
+# first cache (docs/winograd.md).
+STRETCH = 4096
 # Buffers, what is multiplied, and the floats of the products of one panel.
 Held = tuple[TileBuffers, tuple[Products, ...], int]
 
@@ -68,7 +71,7 @@ class PointsPlan:
     @property
     def stretch(self) -> int:
         """Tiles of a row that leave together: as many as keep their outputs small beside M."""
-        return min(self.buffers.columns, stretch_tiles(self.shape, self.width))
+        return min(self.buffers.columns, stretch_tiles(self.shape, self.width, self.lanes))
 
     @property
     def row_pitch(self) -> int:
@@ -105,8 +108,8 @@ class PointsPlan:
 
     @property
     def row_floats(self) -> int:
-        """Rows of one stretch; a transposition looks up to three pixels behind the last."""
-        return self.shape.down.m * self.row_pitch + 4 * self.width
+        """Rows of one stretch; a transposition looks behind the last pixel, as far as a block."""
+        return self.shape.down.m * self.row_pitch + max(4, self.lanes) * self.width
 
     @property
     def scratch_floats(self) -> int:
@@ -206,13 +209,13 @@ def split_runs(tiles: int, most: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def stretch_tiles(shape: TileGeometry[Axis], width: int) -> int:
-    """Tiles in a row whose outputs, for one panel, fit `STRETCH`; a multiple of four.
+def stretch_tiles(shape: TileGeometry[Axis], width: int, lanes: int = 4) -> int:
+    """Tiles in a row whose outputs, for one panel, fit the stretch; a multiple of four.
 
     Whole vectors of four pixels then leave at once whatever m is.
     """
     each = shape.down.m * shape.across.m * width
-    return max(STRETCH // each // 4, 1) * 4
+    return max(STRETCH * lanes // 4 // each // 4, 1) * 4
 
 
 def transform_lanes(isa_lanes: int, columns: int) -> int:
