@@ -91,36 +91,46 @@ def _write_copy(writer: Writer, p: StripPlan, copy: Copy) -> None:
         f'static void copy_rows(const {kind} *restrict source, {kind} *restrict to, long first, '
         f'long rows)'
     )
-    row = copy.pitch * depth
+    word = 4 // size  # elements
+    line, deep, chunk = (word * n for n in (copy.apart, copy.deep, copy.chunk))
+    plain = across.stride == 1 and copy.apart == copy.words  # pixels are copied as they lie
     for a, phase in enumerate(copy.row_phases):
         writer.open('for (long row = 0; row < rows; row++)')
         writer.line(f'const long y = first + row * {down.stride} + {phase};')
         for b, column in enumerate(copy.column_phases):
-            plane = (a * len(copy.column_phases) + b) * copy.plane * 4 // size
+            plane = (a * len(copy.column_phases) + b) * copy.plane * word
             writer.open('')
-            writer.line(f'{kind} *restrict line = to + {plane} + row * {row};')
+            place = f'to + {plane} + row * {copy.pitch * line}'
+            writer.line(f'{kind} *restrict line = {place};')
             low, high = _inside(across, column, copy.pitch)
+
+            def fill(first: int, last: int, copy: Copy = copy) -> None:
+                if first < last:
+                    bytes_ = (last - first) * line * size
+                    writer.line(f'for (long chunk = 0; chunk < {copy.chunks}; chunk++)')
+                    at = f'chunk * {chunk} + {first * line}'
+                    writer.line(f'    memset(line + {at}, {pad}, {bytes_});')
+
             writer.open(f'if ((unsigned long)y < {down.extent}ul)')
             at = low * across.stride + column - across.before
             writer.line(
                 f'const {kind} *restrict from = source + (y * {across.extent} + {at}) * {depth};'
             )
-            if low:
-                writer.line(f'memset(line, {pad}, {low * depth * size});')
-            if across.stride == 1:
-                writer.line(f'memcpy(line + {low * depth}, from, {(high - low) * depth * size});')
+            fill(0, low)
+            if plain:
+                writer.line(f'memcpy(line + {low * line}, from, {(high - low) * depth * size});')
             else:
                 writer.line(f'for (long x = 0; x < {high - low}; x++)')
+                writer.line(f'    for (long chunk = 0; chunk < {copy.chunks}; chunk++)')
                 writer.line(
-                    f'    memcpy(line + ({low} + x) * {depth}, from + x * '
-                    f'{across.stride * depth}, {depth * size});'
+                    f'        memcpy(line + chunk * {chunk} + ({low} + x) * {line}, from + x * '
+                    f'{across.stride * depth} + chunk * {deep}, {deep * size});'
                 )
-            if high < copy.pitch:
-                place = f'line + {high * depth}'
-                writer.line(f'memset({place}, {pad}, {(copy.pitch - high) * depth * size});')
+            fill(high, copy.pitch)
             writer.close()
-            writer.line('else')
-            writer.line(f'    memset(line, {pad}, {row * size});')
+            writer.open('else')
+            fill(0, copy.pitch)
+            writer.close()
             writer.close()
         writer.close()
     writer.close()
@@ -319,7 +329,7 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
             writer.line(f'TILE_DOT({m * vectors + v}, {image}, {weights});')
     writer.line(f'b += {deep * width};')
     writer.close()
-    writer.line(f'a += {deep};')
+    writer.line(f'a += {p.chunk_step};')
     writer.close()
     writer.line(f'finish_{vectors}(f, f->left);')
     for m, v in sums:
