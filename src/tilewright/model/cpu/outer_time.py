@@ -233,7 +233,8 @@ def _micro_cycles(case: _Case, isa: Isa, streamed: bool = False) -> tuple[float,
             run = extents[place] if lane else 1
             by_four = walked and micro.rows_fit(isa, pixels, vectors)
             if isa.rows:
-                each = points * tile_step_cycles(isa, extents, vectors, deep, line_cycles)
+                image = _image_line_cycles(case, isa, extents)
+                each = points * tile_step_cycles(isa, extents, vectors, deep, line_cycles, image)
             else:
                 each = points * step_cycles(
                     isa, pixels, pixels if strips else run, vectors, steps, k, by_four
@@ -281,7 +282,35 @@ def _line_cycles(case: _Case, isa: Isa, panel: int) -> float:
     near = machine.caches[0]
     if 8 * panel <= near.bytes or len(machine.caches) < 2:
         return 1 / isa.loads_per_cycle
-    return near.line_bytes * machine.clock_ghz / machine.bandwidth_one_gbps[1]
+    return _second_cycles(machine)
+
+
+def _image_line_cycles(case: _Case, isa: Isa, extents: tuple[int, ...]) -> float:
+    """The same of the words that a copied pixel gives to a step, which comes back for every tap of
+    a window: from the second cache where the sets of the first that pixels lie in are too few.
+    """
+    machine, c = case.machine, case.contraction
+    near, loads = machine.caches[0], 1 / isa.loads_per_cycle
+    if not case.schedule.pack or not c.unrolled or not c.pixels or len(machine.caches) < 2:
+        return loads
+    lines, rest = divmod(4 * case.buffer.strides[c.pixels[-1]], near.line_bytes)
+    if rest or not lines:
+        return loads
+    sizes = dict(zip(c.pixels, extents, strict=True)) | {
+        d: c.stage.sizes[d] for d in c.unrolled
+    }
+    spans = (
+        1 + sum(abs(e.coefficient(d)) * (sizes[d] - 1) for d in e.names if d in sizes)
+        for e in c.a.index
+    )
+    sets = near.bytes // (near.line_bytes * near.ways)
+    held = near.ways * sets // math.gcd(sets, lines)
+    return loads if math.prod(spans) <= held else _second_cycles(machine)
+
+
+def _second_cycles(machine: Machine) -> float:
+    """Cycles to load a line from the second cache."""
+    return machine.caches[0].line_bytes * machine.clock_ghz / machine.bandwidth_one_gbps[1]
 
 
 def _lane(case: _Case) -> str:

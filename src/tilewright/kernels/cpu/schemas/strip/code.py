@@ -75,10 +75,11 @@ def _counts(p: StripPlan) -> list[int]:
     return list(range(1, min(p.tiles, strip_pixels(p)[1]) + 1))
 
 
-def _registers(p: StripPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Registers behind those of sums, used in turns: of weights, of the image."""
-    sums = p.tiles * p.words.panels.vectors
-    return {5: ((5,), (6, 7)), 6: ((6,), (7,))}.get(sums, ((4, 5), (6, 7)))
+def _registers(p: StripPlan) -> tuple[tuple[int, ...], int]:
+    """Registers behind those of sums: of weights, of the image; one stays free (isa/tiles.py)."""
+    vectors = p.words.panels.vectors
+    sums = p.tiles * vectors
+    return tuple(range(sums, sums + vectors)), sums + vectors
 
 
 def _write_copy(writer: Writer, p: StripPlan, copy: Copy) -> None:
@@ -291,7 +292,7 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
     pixel = words.operand.strides[p.pixels[-1]]
     steps, rows = p.steps, p.rows
     share = -(-count * rows // (p.chunks * len(steps)))
-    of_weights, of_image = _registers(p)
+    of_weights, image = _registers(p)
     writer.open(
         f'static __attribute__((noinline)) void strip_{count}x{vectors}(const float *a, '
         f'const float *b, float *acc, long last, const char *ahead, long lines, pending *f, '
@@ -315,18 +316,13 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
     writer.line(f'fetch_{vectors}(coming, asked, {share});')
     writer.line(f'asked += {share};')
     writer.line(f'finish_{vectors}(f, {share});')
-    both = vectors <= len(of_weights)
-    for v in range(vectors if both else 0):
+    for v in range(vectors):
         writer.line(f'TILE_LOAD({of_weights[v]}, b + {v * lanes}, {4 * width});')
     for m in range(count):
-        image = of_image[m % len(of_image)]
         place = total(['from', f'{first(m)} * {pixel}' if m else ''])
         writer.line(f'TILE_LOAD({image}, {place}, {4 * pixel});')
         for v in range(vectors):
-            weights = of_weights[v % len(of_weights)]
-            if not both:
-                writer.line(f'TILE_LOAD({weights}, b + {v * lanes}, {4 * width});')
-            writer.line(f'TILE_DOT({m * vectors + v}, {image}, {weights});')
+            writer.line(f'TILE_DOT({m * vectors + v}, {image}, {of_weights[v]});')
     writer.line(f'b += {deep * width};')
     writer.close()
     writer.line(f'a += {p.chunk_step};')
@@ -343,8 +339,9 @@ def _config(p: StripPlan) -> str:
     """The 64 bytes that say which rows and columns every tile has: sums, weights, the image."""
     wide, deep = 4 * p.words.panels.lanes, p.words.deep
     weights, image = _registers(p)
-    rows = [p.rows] * weights[0] + [deep] * len(weights) + [p.rows] * len(image)
-    columns = [wide] * image[0] + [4 * deep] * len(image)
+    sums, free = weights[0], 7 - image
+    rows = [p.rows] * sums + [deep] * len(weights) + [p.rows] + [0] * free
+    columns = [wide] * image + [4 * deep] + [0] * free
     pairs = [byte for size in columns for byte in (size & 255, size >> 8)]
     return ', '.join(map(str, [1, *[0] * 15, *pairs, *[0] * 16, *rows, *[0] * 8]))
 

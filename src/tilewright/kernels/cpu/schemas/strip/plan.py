@@ -51,8 +51,8 @@ from tilewright.ops.integer import IN_BYTES, Words, factors, in_words
 from tilewright.schedule.schedule import Level, Schedule
 
 TILES, BLOCK = 'tiles', 'block'  # options: of pixels in a micro-kernel; of those between two panels
-# Tiles of pixels, of channels; those of one more hold sums, and at least one of each is multiplied.
-SHAPES = ((2, 2), (6, 1), (5, 1), (4, 1), (3, 1), (1, 2), (2, 1), (1, 1))
+# Tiles of pixels, of channels: sums, besides one of pixels, those of channels and one that is free.
+SHAPES = ((2, 2), (5, 1), (4, 1), (3, 1), (1, 2), (2, 1), (1, 1))
 BLOCKS = (1, 2, 4, 8, 1 << 16)
 # Steps of products that pay for finishing sums between them: with fewer, loads of tiles wait for
 # stores whose addresses look alike, and the schema `tiles` is faster.
