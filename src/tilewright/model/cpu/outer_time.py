@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+
+import numpy as np
 
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract
@@ -106,6 +108,22 @@ class _Case:
         """(loops, outermost first; the boxes that they grow, innermost first)."""
         loops, innermost = flatten(self.group.main, self.schedule, self.part)
         return loops, boxes(loops, innermost)
+
+    @cached_property
+    def along(self) -> str:
+        """The pixel dimension whose neighbours are neighbours in the result; '' if none is."""
+        result = self.contraction.stage.write
+        return next((d for d in self.contraction.pixels if self.stride(result, d) == 1), '')
+
+    @cached_property
+    def until_next(self) -> tuple[int, int] | None:
+        """Planes and rows that are stored to before the next register tile along a row is."""
+        loops, grown = self.nest
+        for loop, box in zip(reversed(loops), grown, strict=False):
+            if loop.name == self.along and loop.trips > 1:
+                rows = math.prod(box[d] for d in self.contraction.pixels if d != self.along)
+                return box[self.contraction.vector], rows
+        return None
 
     def stride(self, access: Access, name: str) -> int:
         """Floats from one element of an access to the next along an iterator."""
@@ -233,8 +251,7 @@ def _micro_cycles(case: _Case, isa: Isa, streamed: bool = False) -> tuple[float,
             run = extents[place] if lane else 1
             by_four = walked and micro.rows_fit(isa, pixels, vectors)
             if isa.rows:
-                image = _image_line_cycles(case, isa, extents)
-                each = points * tile_step_cycles(isa, extents, vectors, deep, line_cycles, image)
+                each = points * tile_step_cycles(isa, extents, vectors, deep, line_cycles)
             else:
                 each = points * step_cycles(
                     isa, pixels, pixels if strips else run, vectors, steps, k, by_four
@@ -247,8 +264,8 @@ def _micro_cycles(case: _Case, isa: Isa, streamed: bool = False) -> tuple[float,
             compute += outside * tiles * count * each
             stored = pixels // run * -(-run // STORE_RUN) * STORE_RUN * vectors * isa.lanes
             result = k.store_turned_cycles if turned and run % STORE_RUN == 0 else each_result
-            lines = _evicted_lines(case, pixels // run, run, vectors * isa.lanes)
-            each = k.tile_cycles + stored * result + k.store_line_cycles * lines
+            lost = _lost_line_cycles(case, extents, vectors * isa.lanes)
+            each = k.tile_cycles + stored * result + lost
             store += outside * tiles * count * each
             alike = max(alike, tiles * count)
             every += tiles * count
@@ -282,35 +299,7 @@ def _line_cycles(case: _Case, isa: Isa, panel: int) -> float:
     near = machine.caches[0]
     if 8 * panel <= near.bytes or len(machine.caches) < 2:
         return 1 / isa.loads_per_cycle
-    return _second_cycles(machine)
-
-
-def _image_line_cycles(case: _Case, isa: Isa, extents: tuple[int, ...]) -> float:
-    """The same of the words that a copied pixel gives to a step, which comes back for every tap of
-    a window: from the second cache where the sets of the first that pixels lie in are too few.
-    """
-    machine, c = case.machine, case.contraction
-    near, loads = machine.caches[0], 1 / isa.loads_per_cycle
-    if not case.schedule.pack or not c.unrolled or not c.pixels or len(machine.caches) < 2:
-        return loads
-    lines, rest = divmod(4 * case.buffer.strides[c.pixels[-1]], near.line_bytes)
-    if rest or not lines:
-        return loads
-    sizes = dict(zip(c.pixels, extents, strict=True)) | {
-        d: c.stage.sizes[d] for d in c.unrolled
-    }
-    spans = (
-        1 + sum(abs(e.coefficient(d)) * (sizes[d] - 1) for d in e.names if d in sizes)
-        for e in c.a.index
-    )
-    sets = near.bytes // (near.line_bytes * near.ways)
-    held = near.ways * sets // math.gcd(sets, lines)
-    return loads if math.prod(spans) <= held else _second_cycles(machine)
-
-
-def _second_cycles(machine: Machine) -> float:
-    """Cycles to load a line from the second cache."""
-    return machine.caches[0].line_bytes * machine.clock_ghz / machine.bandwidth_one_gbps[1]
+    return near.line_bytes * machine.clock_ghz / machine.bandwidth_one_gbps[1]
 
 
 def _lane(case: _Case) -> str:
@@ -332,23 +321,47 @@ def _stored_together(case: _Case) -> bool:
     return together or case.stride(result, case.contraction.vector) == 1
 
 
-def _evicted_lines(case: _Case, rows: int, run: int, planes: int) -> float:
-    """Lines of results that a register tile brings in, only for its neighbour to do so again.
+def _lost_line_cycles(case: _Case, extents: Sequence[int], planes: int) -> float:
+    """Cycles for lines of results that a register tile brings in for its neighbour to do so again.
 
-    A tile stores `run` neighbours in each of `rows` of each of `planes`. Planes may lie so that
-    their lines share few sets of the first cache, where more than its ways push each other out
-    before the next tile along the row comes to them. Seen only where the second cache does not hold
-    the results either.
+    A tile stores a piece of each of some rows of each of `planes`. Planes may lie so that their
+    lines share few sets of the first cache, where more than its ways push each other out before the
+    next tile along the row comes to them; or that many others are stored to in between. Seen only
+    where the second cache does not hold the results either.
     """
-    result, lane, near = case.contraction.stage.write, case.lane, case.machine.caches[0]
-    if not case.k.store_line_cycles or not lane or case.stride(result, lane) != 1 or case.held:
+    result, along, near = case.contraction.stage.write, case.along, case.machine.caches[0]
+    if not case.k.store_line_cycles or not along or case.held:
         return 0.0
-    line, sets = near.line_bytes // 4, near.bytes // (near.line_bytes * near.ways)
-    down = [case.stride(result, d) for d in case.contraction.pixels if d != lane]
+    line = near.line_bytes // 4
+    run = extents[case.contraction.pixels.index(along)]
+    rows = math.prod(extents) // run
+    down = [case.stride(result, d) for d in case.contraction.pixels if d != along]
     plane, row = case.stride(result, case.contraction.vector), min(down, default=0)
     whole = run % line == 0 == row % line and plane % line == 0
-    crowded = _crowded(planes, plane // line, rows, row // line, sets, near.ways)
-    return crowded * (run / line if whole else (run + line - 1) / line)
+    pieces = run / line if whole else (run + line - 1) / line
+    sets = near.bytes // (near.line_bytes * near.ways)
+    apart = plane // line, row // line
+    if not whole and case.until_next and _overflows(sets, near.ways, case.until_next, apart):
+        return case.k.store_line_cycles * planes * rows * pieces
+    if along != case.lane:
+        return 0.0
+    crowded = _crowded(planes, apart[0], rows, apart[1], sets, near.ways)
+    return case.k.store_line_cycles * crowded * pieces
+
+
+def _overflows(sets: int, ways: int, count: tuple[int, int], apart: tuple[int, int]) -> bool:
+    """Whether a cache loses lines of so many planes and rows, so many lines apart."""
+    ends = (
+        (min(n, sets // math.gcd(a, sets)), a % sets) for n, a in zip(count, apart, strict=True)
+    )
+    return count[0] * count[1] > ways * _sets_used(sets, *ends)
+
+
+@lru_cache(maxsize=4096)
+def _sets_used(sets: int, planes: tuple[int, int], rows: tuple[int, int]) -> int:
+    """Of a cache with so many sets, those of lines in (number, lines apart) of two directions."""
+    down, across = (np.arange(n) * step for n, step in (planes, rows))
+    return len(np.unique(np.add.outer(down, across) % sets))
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilewright.kernels.cpu.isa.tiles import HIDDEN
 from tilewright.kernels.cpu.nest import part_extents
 from tilewright.kernels.cpu.schemas.strip.plan import StripPlan, plan_strip, strip_pixels
 from tilewright.machine.isa import ISAS, TILE_ROWS
@@ -33,6 +32,7 @@ IN_FLIGHT = 2.0  # sums that are made in turns, at least, for products not to wa
 LOAD_SHARE = 0.3  # of a product: a tile that is loaded from the first cache
 STORE_CYCLES, OPERAND_CYCLES = 6.0, 2.5  # of a vector of sums, of one more operand along it
 CALL_CYCLES = 40  # of a micro-kernel, around its products
+HIDDEN = 0.75  # share that whatever takes longest hides of all else
 ENOUGH_STEPS = 16  # of products to store sums between: loads wait for stores that look alike
 
 

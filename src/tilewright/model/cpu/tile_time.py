@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.kernels.cpu.isa.tiles import HIDDEN
 from tilewright.kernels.cpu.schemas.half.words import words_of
 from tilewright.machine.isa import ISAS
 from tilewright.machine.machine import Machine
@@ -20,7 +19,6 @@ from tilewright.model.cpu.strip_time import shared_bytes
 from tilewright.ops.dtypes import DTYPES
 from tilewright.ops.flatten import tiled_form
 from tilewright.ops.group import Group
-from tilewright.ops.integer import factors
 from tilewright.schedule.schedule import Schedule
 
 
@@ -47,11 +45,7 @@ def predict_tiles(group: Group, schedule: Schedule, machine: Machine) -> Predict
 
 
 def _waits(group: Group, schedule: Schedule, machine: Machine) -> float:
-    """Seconds for what other threads have, where channels are cut between them, and for weights:
-    what products do not hide of the time in which they come from beyond the second cache.
-    """
+    """Seconds for what other threads have, where channels are cut between them."""
     ways = dict(schedule.parallel).get(schedule.vector, 1)
     beyond = machine.bandwidth_gbps(min(2, len(machine.caches)), schedule.threads)
-    weights = group.tensor(factors(group)[1].tensor).bytes / ways
-    waited = shared_bytes(group, ways) + (1 - HIDDEN) * weights
-    return waited / (1e9 * beyond / schedule.threads)
+    return shared_bytes(group, ways) / (1e9 * beyond / schedule.threads)

@@ -37,7 +37,6 @@ from tilewright.machine.isa import ISAS, TILE_ROWS, Isa
 
 REGISTERS = 8
 LEAST_ROWS = 8  # what multiplying a tile of fewer rows takes
-HIDDEN = 0.75  # share that whatever takes longest hides of all else
 AHEAD_BYTES = 8192  # how far ahead weights are asked for: they are used once in a pass over them
 MOST_SUMS = 4  # tiles of sums; the others hold what is multiplied
 MACROS = (
@@ -107,18 +106,16 @@ def _divisor(size: int) -> int:
 
 
 def tile_step_cycles(
-    isa: Isa, extents: Sequence[int], vectors: int, deep: int, line_cycles: float,
-    image_cycles: float,
+    isa: Isa, extents: Sequence[int], vectors: int, deep: int, line_cycles: float
 ) -> float:
     """Cycles of one word of every pixel: rows are multiplied one by one, whatever they hold, but
     no tile in less than `LEAST_ROWS`, and rows of all tiles are loaded, those of weights in
-    `line_cycles` each, of the image in `image_cycles`. Either hides most of the other.
+    `line_cycles` each.
     """
     tiles = row_tiles(extents)
     pixels = math.prod(extents)
-    loads = pixels * image_cycles + vectors * deep * line_cycles
-    products = max(pixels, LEAST_ROWS * tiles) * vectors
-    return (max(products, loads) + (1 - HIDDEN) * min(products, loads)) / deep
+    loads = pixels / isa.loads_per_cycle + vectors * deep * line_cycles
+    return max(max(pixels, LEAST_ROWS * tiles) * vectors, loads) / deep
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,6 @@ def generate(p: StripPlan) -> str:
     widths = sorted({words.panels.vectors, words.panels.tail_vectors})
     for vectors in widths:
         _write_finish(writer, p, vectors)
-        _write_fetch(writer, p, vectors)
         for count in _counts(p):
             _write_kernel(writer, p, count, vectors)
     write_weights(writer, p.dot)
@@ -76,7 +75,7 @@ def _counts(p: StripPlan) -> list[int]:
 
 
 def _registers(p: StripPlan) -> tuple[tuple[int, ...], int]:
-    """Registers behind those of sums: of weights, of the image; one stays free (isa/tiles.py)."""
+    """Registers behind those of sums: of weights, of the image."""
     vectors = p.words.panels.vectors
     sums = p.tiles * vectors
     return tuple(range(sums, sums + vectors)), sums + vectors
@@ -242,28 +241,6 @@ def _write_finish(writer: Writer, p: StripPlan, vectors: int) -> None:
     writer.line()
 
 
-def _write_fetch(writer: Writer, p: StripPlan, vectors: int) -> None:
-    """`fetch_V`: asks for lines that so many pixels from `first` on will be stored to, and for what
-    is added to them.
-    """
-    words, column = p.words, p.pixels[-1]
-    writer.open(
-        f'static inline __attribute__((always_inline)) void fetch_{vectors}(const pending *f, '
-        f'long first, long pixels)'
-    )
-    moving = [('out', words.out_strides, DTYPES[p.dot.group.output.dtype], ', 1')]
-    moving += [(i.name, dict(i.strides), DTYPES[i.dtype], '') for i in words.epilogue.operands]
-    writer.open('for (long i = first; i < first + pixels; i++)')
-    for name, strides, size, mode in moving:
-        step = strides.get(column, 0)
-        if step and strides.get(words.contraction.vector):
-            for at in range(0, vectors * words.panels.lanes, LINE // size):
-                place = total([f'f->{name}', scaled('i', step), str(at)])
-                writer.line(f'__builtin_prefetch({place}{mode});')
-    writer.close(2)
-    writer.line()
-
-
 def _jump(p: StripPlan, strides: Mapping[str, int]) -> int:
     """Elements from behind the last pixel of a row to the first of the next."""
     if p.copy is None:
@@ -295,8 +272,7 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
     of_weights, image = _registers(p)
     writer.open(
         f'static __attribute__((noinline)) void strip_{count}x{vectors}(const float *a, '
-        f'const float *b, float *acc, long last, const char *ahead, long lines, pending *f, '
-        f'const pending *coming)'
+        f'const float *b, float *acc, long last, const char *ahead, long lines, pending *f)'
     )
     writer.line(f'static const long steps[] = {{{", ".join(map(str, steps))}}};')
     sums = [(m, v) for m in range(count) for v in range(vectors)]
@@ -306,15 +282,12 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
 
     for m, v in sums:
         writer.line(f'TILE_ZERO({m * vectors + v});')
-    writer.line('long asked = 0;')
     writer.open(f'for (long chunk = 0; chunk < {p.chunks}; chunk++)')
     writer.open(f'for (long s = 0; s < {len(steps)}; s++)')
     writer.line('const float *from = a + steps[s];')
     writer.line('for (long j = 0; j < lines; j++)')
     writer.line(f'    __builtin_prefetch(ahead + j * {LINE}, 0, 2);')
     writer.line(f'ahead += lines * {LINE};')
-    writer.line(f'fetch_{vectors}(coming, asked, {share});')
-    writer.line(f'asked += {share};')
     writer.line(f'finish_{vectors}(f, {share});')
     for v in range(vectors):
         writer.line(f'TILE_LOAD({of_weights[v]}, b + {v * lanes}, {4 * width});')
@@ -507,7 +480,7 @@ def _write_tiles(writer: Writer, p: StripPlan, image: str, at: dict[str, str], n
         for number, count in enumerate(counts):
             test = f'if (left <= {count * rows})' if count < counts[-1] else ''
             word = f'{"else " if number and test else ""}{test}' or ('else' if number else '')
-            call = f'strip_{count}x{vectors}(tile, weights, acc, last, ahead, lines, made, coming);'
+            call = f'strip_{count}x{vectors}(tile, weights, acc, last, ahead, lines, made);'
             if word:
                 writer.line(word)
             writer.line(('    ' if word else '') + call)

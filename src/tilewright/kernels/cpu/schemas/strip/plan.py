@@ -51,8 +51,9 @@ from tilewright.ops.integer import IN_BYTES, Words, factors, in_words
 from tilewright.schedule.schedule import Level, Schedule
 
 TILES, BLOCK = 'tiles', 'block'  # options: of pixels in a micro-kernel; of those between two panels
-# Tiles of pixels, of channels: sums, besides one of pixels, those of channels and one that is free.
-SHAPES = ((2, 2), (5, 1), (4, 1), (3, 1), (1, 2), (2, 1), (1, 1))
+# Tiles of pixels, of channels: sums, besides one of pixels and those of channels. The last shape
+# takes all registers and is not chosen (isa/tiles.py).
+SHAPES = ((2, 2), (5, 1), (4, 1), (3, 1), (1, 2), (2, 1), (1, 1), (6, 1))
 BLOCKS = (1, 2, 4, 8, 1 << 16)
 # Steps of products that pay for finishing sums between them: with fewer, loads of tiles wait for
 # stores whose addresses look alike, and the schema `tiles` is faster.
@@ -350,7 +351,7 @@ def _schedules(
     copied = _copies(form.group, contraction)
     outside = operand.reads_outside(form.group, contraction)
     accumulation = 'f32' if dtype == 'bf16' else 'i32'
-    for tiles, vectors in SHAPES:
+    for tiles, vectors in SHAPES[:-1]:
         if vectors > 1 and lanes * (vectors - 1) >= stage.sizes[vector]:
             continue
         tile = dict.fromkeys(stage.sizes, 1) | {vector: lanes * vectors}
