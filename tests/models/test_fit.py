@@ -137,17 +137,18 @@ def test_a_calibration_is_kept_and_used_and_goes_on(
     assert 'going on from' in capsys.readouterr().err
 
 
-def test_a_schedule_counts_by_its_fastest_pass(
+def test_slow_rounds_and_single_slow_turns_do_not_count(
     host: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A neighbour that slows one pass over the schedules does not show in the score."""
+    """Clocks move from round to round for all alike; a neighbour slows one schedule at a time."""
     inner, seen = subject.measure_all, Counter()
 
     def disturbed(group: Group, candidates: Sequence[tuple[str, Any]], **more: Any) -> list:
         seen.update(key for key, _ in candidates)
-        slow = {key: 1.5 if (seen[key] + int(key, 16)) % 3 else 1.0 for key, _ in candidates}
+        clock = (1.0, 1.4, 0.8, 2.0, 1.1)[sum(seen.values()) % 5]
+        slow = {key: 1.0 if (seen[key] + int(key, 16)) % 5 else 1.5 for key, _ in candidates}
         return [
-            replace(one, samples_ms=tuple(slow[one.key] * ms for ms in one.samples_ms))
+            replace(one, samples_ms=tuple(clock * slow[one.key] * ms for ms in one.samples_ms))
             for one in inner(group, candidates, **more)
         ]
 
@@ -155,7 +156,7 @@ def test_a_schedule_counts_by_its_fastest_pass(
     found = subject.calibrate(host, 60.0, lambda text: None)
     assert set(seen.values()) == {subject.MOST_PASSES}
     assert found.after.rank == pytest.approx(1)
-    assert found.after.spread == pytest.approx(0, abs=1e-9)
+    assert found.after.spread == pytest.approx(0, abs=1e-3)
 
 
 def test_an_interrupt_keeps_what_was_measured(

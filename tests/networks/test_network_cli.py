@@ -160,6 +160,7 @@ def test_random_inputs_follow_the_seed(model, tmp_path):
         (['run', 'missing.tw'], 'cannot be read'),
         (['run', 'MODEL', '--shape', 'x=1,3,4,4', '--input', 'missing.npz'], 'cannot be read'),
         (['run', 'MODEL', '--shape', 'x=1,3,4,4', '--repeat', '0'], 'at least one'),
+        (['compile', 'MODEL', '--trials', '3'], "add tune='measure'"),
     ],
 )
 def test_bad_input_is_one_sentence(model, words, said, capsys):

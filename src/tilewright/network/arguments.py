@@ -35,6 +35,10 @@ def check(
         raise InputError(f'tune is {tune!r}; choose one of {", ".join(TUNES)}')
     if trials is not None and (not isinstance(trials, int) or trials < 1):
         raise InputError(f'trials is {trials!r}; ask for a whole number, at least 1')
+    if trials is not None and tune != 'measure':
+        raise InputError(
+            f"trials={trials} means nothing unless kernels are timed; add tune='measure'"
+        )
     if target == 'cpu' and machine is not None and not isinstance(machine, Machine):
         raise InputError(
             f'machine={machine!r} is not a Machine; give one of tilewright.Machine, or leave it out'

@@ -1,8 +1,10 @@
 /* A persistent thread pool: workers spin for a while, then park; no OpenMP, no thread per call.
 
-   A run publishes a job and a claim word (epoch << 32 | next part). Threads take parts by
+   A run publishes a job and a claim word (epoch << 32 | parts that are taken). Threads take parts by
    compare-and-swap on the claim, which fails for anybody who is late and still thinks of an older
    epoch; so nobody has to wait for a worker that was asleep, only for parts that were taken.
+   A thread takes the part of its own number first, in every run the same: what it wrote or read
+   there in the run before is still in its core's caches. Then it takes parts that nobody has begun.
    One run at a time: a second caller runs all of its parts itself. After fork the child starts
    with an empty pool.
 
@@ -25,7 +27,7 @@
 
 typedef void (*part_fn)(const void *args, long part);
 
-enum { MAX_WORKERS = 255 };
+enum { MAX_WORKERS = 255, OWNED = 32 /* parts, at most, that have a bit of the claim each */ };
 
 static struct {
     _Alignas(64) _Atomic uint64_t claim;
@@ -100,19 +102,39 @@ static void step_aside(void)
 #endif
 }
 
-static void take_parts(uint32_t epoch)
+/* The next part for thread `own`, -1 if there is none; `taken` is marked. A bit for each part, or, of
+   many parts, how many are taken. */
+static long choose(uint32_t *taken, long parts, long own)
+{
+    if (parts > OWNED)
+        return (long)*taken < parts ? (long)(*taken)++ : -1;
+    const uint32_t left = ~*taken & (uint32_t)((1ull << parts) - 1);
+    if (left == 0)
+        return -1;
+    const long part = left >> own & 1 ? own : __builtin_ctz(left);
+    *taken |= 1u << part;
+    return part;
+}
+
+/* Work on parts as thread `own`; threads beyond the number of parts leave them to the others. */
+static void take_parts(uint32_t epoch, long own)
 {
     for (;;) {
         uint64_t claim = atomic_load_explicit(&pool.claim, memory_order_acquire);
+        long part;
         for (;;) {
-            long parts = atomic_load_explicit(&pool.parts, memory_order_relaxed);
-            if ((uint32_t)(claim >> 32) != epoch || (long)(uint32_t)claim >= parts)
+            const long parts = atomic_load_explicit(&pool.parts, memory_order_relaxed);
+            uint32_t taken = (uint32_t)claim;
+            if ((uint32_t)(claim >> 32) != epoch || own >= parts)
                 return;
-            if (atomic_compare_exchange_weak_explicit(&pool.claim, &claim, claim + 1,
+            part = choose(&taken, parts, own);
+            if (part < 0)
+                return;
+            if (atomic_compare_exchange_weak_explicit(&pool.claim, &claim, (uint64_t)epoch << 32 | taken,
                                                       memory_order_acq_rel, memory_order_acquire))
                 break;
         }
-        pool.fn(pool.args, (long)(uint32_t)claim);
+        pool.fn(pool.args, part);
         /* Sequentially consistent, as what the caller does before it sleeps: one of both sees. */
         atomic_fetch_add(&pool.done, 1);
         if (atomic_load(&pool.asleep)) {
@@ -145,10 +167,10 @@ static void wait_for(long parts)
     }
 }
 
-static void *work(void *unused)
+static void *work(void *number)
 {
+    const long own = (long)(intptr_t)number;
     uint32_t seen = 0;
-    (void)unused;
     for (;;) {
         uint32_t epoch;
         const double start = now();
@@ -176,7 +198,7 @@ static void *work(void *unused)
             step_aside();
         }
         seen = epoch;
-        take_parts(epoch);
+        take_parts(epoch, own);
     }
     return NULL;
 }
@@ -205,7 +227,7 @@ static void grow(long parts)
         pthread_attr_t attr;
         pthread_attr_init(&attr);
         pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-        int failed = pthread_create(&thread, &attr, work, NULL);
+        int failed = pthread_create(&thread, &attr, work, (void *)(intptr_t)(pool.workers + 1));
         pthread_attr_destroy(&attr);
         if (failed)
             return; /* fewer workers: the caller takes the parts itself */
@@ -239,7 +261,7 @@ void tw_pool_run(part_fn fn, const void *args, long parts)
         pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.lock);
     }
-    take_parts(epoch);
+    take_parts(epoch, 0);
     wait_for(parts);
     pthread_mutex_unlock(&pool.owner);
 }

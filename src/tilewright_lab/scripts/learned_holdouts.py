@@ -82,7 +82,10 @@ def main() -> None:
             continue
         found['holdouts'][str(seed)] = holdout(table, problems, seed, has_few_rows(data.train))
         options.json.write_text(json.dumps(found, indent=1) + '\n')
-    print(table_text(found))
+    if found['holdouts']:
+        print(table_text(found))
+    else:
+        print(f'no holdout was begun: reading took longer than {options.within:g} s')
 
 
 if __name__ == '__main__':

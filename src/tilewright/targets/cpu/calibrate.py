@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tilewright.errors import MissingError, TilewrightError
 from tilewright.kernels.cpu.generate import compiler_flags, generate
@@ -54,9 +57,12 @@ HELD_OUT = (
     'g144ic144ih42oc144oh42kh3ph1', 'ic4ih360oc32oh360kh3ph1',
 )  # fmt: skip
 BATCH, RANKED = 4, 3  # schedules of a layer at a time; of the first batch, those the model ranks
-MOST_EACH = 16  # of a layer
+MOST_EACH = 12  # of a layer
 MOST_PASSES = 8  # over all schedules, the first one builds them
-ROUNDS, TURN_MS = 3, 4.0
+FIRST_ROUNDS, ROUNDS = 1, 12  # of a pass: a few schedules in turns, then all of a layer
+TURN_MS = 3.0
+SOONEST = 0.25  # quantile of a schedule's times that counts: others only slow it
+POLISHES = 20  # of the slowness of rounds and the times of schedules, in turns
 MEASURING = 0.8  # share of the seconds; the rest is for the fit
 LEAST_EACH = 4  # of a layer, below which nothing is fitted
 MOST_DISTURBED = 0.25  # share of measurements
@@ -112,18 +118,49 @@ class Samples:
         return found
 
     def timed(self, layers: Sequence[str]) -> list[TimedSchedule]:
-        """The schedules of some layers that were timed, by the fastest of their samples."""
+        """The schedules of some layers, by what they take in a round that nothing slows."""
         return [
-            TimedSchedule(
-                layer, group_of(layer), Schedule.from_json(rows[0]['schedule']), 1e-3 * min(times)
-            )
+            TimedSchedule(layer, group_of(layer), schedule, 1e-3 * ms)
             for layer in layers
-            for rows in self.schedules(layer).values()
-            if (times := [sample for row in rows for sample in row['samples_ms']])
+            for schedule, ms in settled(self.of(layer))
         ]
 
 
-_FIELDS = ('layer', 'schedule', 'samples_ms', 'disturbed')
+def settled(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Schedule, float]]:
+    """Each schedule of a layer with its milliseconds, the slowness of rounds taken out.
+
+    Clocks and neighbours of a virtual machine change from one second to the next, for all schedules
+    of a round alike: log(time) is what a schedule takes plus how slow its round was.
+    """
+    schedules = {one.digest: one for one in (Schedule.from_json(row['schedule']) for row in rows)}
+    names, digests = list(schedules), [Schedule.from_json(row['schedule']).digest for row in rows]
+    seen = [
+        (names.index(digest), (row['turn'], number), math.log(ms))
+        for digest, row in zip(digests, rows, strict=True)
+        for number, ms in enumerate(row['samples_ms'])
+    ]
+    if not seen:
+        return
+    rounds = list(dict.fromkeys(key for _, key, _ in seen))
+    which, when, logs = (
+        np.array(column)
+        for column in zip(*((s, rounds.index(key), ms) for s, key, ms in seen), strict=True)
+    )
+    slowness, taken = np.zeros(len(rounds)), np.full(len(names), np.nan)
+    for _ in range(POLISHES):
+        for one in set(which.tolist()):
+            here = which == one
+            taken[one] = np.quantile(logs[here] - slowness[when[here]], SOONEST)
+        for one in range(len(rounds)):
+            here = when == one
+            slowness[one] = np.median(logs[here] - taken[which[here]])
+    taken += np.quantile(slowness, SOONEST)
+    for name, ms in zip(names, np.exp(taken).tolist(), strict=True):
+        if math.isfinite(ms):
+            yield schedules[name], ms
+
+
+_FIELDS = ('layer', 'turn', 'schedule', 'samples_ms', 'disturbed')
 
 
 def group_of(layer: str) -> Group:
@@ -178,7 +215,7 @@ def _busy(machine: Machine) -> str:
 
 def collect(machine: Machine, samples: Samples, until: float, tell: Tell, seed: int) -> None:
     """A few schedules of every layer, and again; then all of them anew until the time is over."""
-    draws = {layer: drawn(layer, machine, seed) for layer in (*TRAINING, *HELD_OUT)}
+    draws = {layer: drawn(layer, machine, seed) for layer in mixed(TRAINING, HELD_OUT)}
     with Worker(seed=seed) as worker:
         for number in range(MOST_EACH // BATCH):
             for layer, draw in draws.items():
@@ -189,7 +226,7 @@ def collect(machine: Machine, samples: Samples, until: float, tell: Tell, seed: 
                 if time.monotonic() > until:
                     return
                 unknown = (schedule for schedule in draw if schedule.digest not in known)
-                _measure(layer, list(islice(unknown, missing)), worker, samples)
+                _measure(layer, list(islice(unknown, missing)), FIRST_ROUNDS, worker, samples)
             tell(
                 f'{sum(len(samples.schedules(layer)) for layer in draws)} of '
                 f'{MOST_EACH * len(draws)} schedules measured, {_left(until)}'
@@ -204,8 +241,14 @@ def collect(machine: Machine, samples: Samples, until: float, tell: Tell, seed: 
                 if time.monotonic() > until:
                     return
                 if again:
-                    _measure(layer, again, worker, samples)
+                    _measure(layer, again, ROUNDS, worker, samples)
             tell(f'pass {number + 1} of {MOST_PASSES} over them, {_left(until)}')
+
+
+def mixed(*lists: Sequence[str]) -> list[str]:
+    """All of them, each list spread evenly: a pass that is cut short leaves out some of each."""
+    places = [((i + 0.5) / len(one), layer) for one in lists for i, layer in enumerate(one)]
+    return [layer for _, layer in sorted(places)]
 
 
 def _left(until: float) -> str:
@@ -224,8 +267,11 @@ def drawn(layer: str, machine: Machine, seed: int) -> Iterator[Schedule]:
             yield schedule
 
 
-def _measure(layer: str, fresh: Sequence[Schedule], worker: Worker, samples: Samples) -> None:
+def _measure(
+    layer: str, fresh: Sequence[Schedule], rounds: int, worker: Worker, samples: Samples
+) -> None:  # fmt: skip
     group = group_of(layer)
+    turn = 1 + max((row['turn'] for row in samples.rows), default=0)
     by_key = {schedule.digest: schedule for schedule in fresh}
 
     def make(schedule: Schedule) -> Callable[[], Path]:
@@ -233,12 +279,12 @@ def _measure(layer: str, fresh: Sequence[Schedule], worker: Worker, samples: Sam
 
     found: list[Measurement] = measure_all(
         group, [(key, make(schedule)) for key, schedule in by_key.items()], worker=worker,
-        rounds=ROUNDS, min_ms=TURN_MS, cutoff=float('inf'),
+        rounds=rounds, min_ms=TURN_MS, cutoff=float('inf'),
     )  # fmt: skip
     for one in found:
         samples.add(
             {
-                'layer': layer, 'schedule': by_key[one.key].to_json(),
+                'layer': layer, 'turn': turn, 'schedule': by_key[one.key].to_json(),
                 'samples_ms': list(one.samples_ms) if one.ok else [], 'disturbed': one.disturbed,
             }
         )  # fmt: skip
