@@ -57,11 +57,13 @@ def even_cuts(stage: Stage, threads: int, free: Collection[str]) -> list[Cut]:
         cuts = [c for c in thread_cuts(stage, threads) if all(d in free for d, _ in c)]
         threads -= 1
 
-    def share(cut: Cut) -> tuple[float, int]:
-        sizes = stage.sizes
-        return math.prod(-(-sizes[d] // ways) / sizes[d] for d, ways in cut), len(cut)
+    return sorted(cuts, key=lambda c: (largest_part(stage, c), len(c), c))
 
-    return sorted(cuts, key=lambda c: (share(c), c))
+
+def largest_part(stage: Stage, cut: Cut) -> float:
+    """The share of the points of a stage that the thread with the most of them has."""
+    sizes = stage.sizes
+    return math.prod(-(-sizes[d] // ways) / sizes[d] for d, ways in cut)
 
 
 def cuts_up_to(stage: Stage, most_threads: int, free: Collection[str]) -> list[Cut]:

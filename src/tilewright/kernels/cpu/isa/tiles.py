@@ -14,6 +14,10 @@ Instructions are written as macros. On x86-64 they are those of the processor; i
 are their definition (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2), which
 runs everywhere, stops where shapes do not agree, as a processor would, and is what tests use.
 
+One of the eight registers stays free. Registers are renamed, and two hardware threads of a core
+share what they are renamed to: on a core whose other thread was busy, layers with all eight in use
+took 1.4 times as long as with seven, and elsewhere as long.
+
 Tiles have shapes, which belong to the thread: a function loads its own where another's are loaded.
 Linux hands out the state of tiles to processes that ask for it (`tiles_begin`).
 """
@@ -116,7 +120,11 @@ def tile_step_cycles(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which registers hold what: those of weights and of the image by number, in turns."""
+    """Which registers hold what: those of weights and of the image by number.
+
+    Tiles of the image take turns in one register, which the processor renames. A second one gains
+    nothing, and fewer in use are faster where two hardware threads share what they are renamed to.
+    """
 
     found: list[Piece]
     weights: list[int]
@@ -136,10 +144,6 @@ class Shape:
         weights = list(range(sums, sums + min(kernel.vectors, room - len(sizes))))
         own = {rows: sums + len(weights) + i for i, rows in enumerate(sizes)}
         image = [own[piece.rows] for piece in found]
-        spare = iter(range(sums + len(weights) + len(sizes), REGISTERS))
-        for number in range(1, len(found)):  # two tiles of one size in registers of their own
-            if image[number] in image[:number]:
-                image[number] = next(spare, image[number])
         return cls(found, weights, image)
 
     def config(self, kernel: micro.MicroKernel) -> list[int]:

@@ -2,8 +2,8 @@
 
     rows of the result     outside: zeros
       channels             a row of floats into a row of bf16, which compilers do in vectors
-      pixels               their channels, in one number of 64 bits: the next pixel is stored over
-                           what lies behind them
+      32 pixels            as many vectors as there are channels, each picked from all planes
+      pixels               those that are left, number by number
 
 Goes in: the plan (plan.py). Comes out: a C translation unit with the ABI of kernels/cpu/abi.py.
 """
@@ -12,8 +12,28 @@ from __future__ import annotations
 
 from tilewright.kernels.cpu import abi
 from tilewright.kernels.cpu.nest import Nest
-from tilewright.kernels.cpu.schemas.interleave.plan import MOST, InterleavePlan
+from tilewright.kernels.cpu.schemas.interleave.plan import InterleavePlan
 from tilewright.kernels.cpu.writer import Writer
+
+LANES = 32  # numbers of 16 bits in a vector
+_VECTOR = 'typedef uint16_t bits_v __attribute__((vector_size(64), aligned(2), may_alias));'
+
+
+def _pick(channels: int, vector: int) -> list[str]:
+    """Statements that make `all`: one of the vectors of 32 pixels of so many planes, v0, v1 ..
+
+    Place i of vector j is number 32 j + i of the pixels, whose channel is the rest by `channels`.
+    """
+    places = [divmod(vector * LANES + i, channels) for i in range(LANES)]
+    lines = ['bits_v all = v0;']
+    for c in range(1, channels):
+        # What is there already stays where it is; the first pick puts channel 0 there as well.
+        picks = [
+            LANES + pixel if channel == c else pixel if c == 1 else i
+            for i, (pixel, channel) in enumerate(places)
+        ]
+        lines.append(f'all = __builtin_shufflevector(all, v{c}, {", ".join(map(str, picks))});')
+    return lines
 
 
 def generate(p: InterleavePlan) -> str:
@@ -24,6 +44,7 @@ def generate(p: InterleavePlan) -> str:
     _, _, height, width = image.shape
     inside = max(0, min(width, wide - p.left))
     abi.write_head(writer, group, p.schedule)
+    writer.line(_VECTOR)
     writer.open('void tw_pack(const float *const *constants, float *packed)')
     writer.line('(void)constants, (void)packed;')
     writer.close()
@@ -31,7 +52,6 @@ def generate(p: InterleavePlan) -> str:
     rows = channels * abi.aligned(-(-inside // 2))
     abi.write_sizes(writer, p.schedule.threads, rows, 0)
     step = 2 * abi.aligned(-(-inside // 2))
-    behind = -(-MOST // channels) - 1  # pixels that 64 bits reach into
     writer.open('void tw_part(const tw_args *args, long part)')
     writer.line('const float *source = args->in[0];')
     writer.line('bf16_t *made = (bf16_t *)args->out;')
@@ -57,11 +77,16 @@ def generate(p: InterleavePlan) -> str:
     writer.close()
     writer.line(f'memset(to, 0, {2 * p.left * channels});')
     writer.line(f'to += {p.left * channels};')
-    whole = max(0, inside - behind - 1)
-    writer.open(f'for (long x = 0; x < {whole}; x++)')
-    parts = ' | '.join(f'(uint64_t)planes[{c * step} + x] << {16 * c}' for c in range(channels))
-    writer.line(f'const uint64_t all = {parts};')
-    writer.line(f'memcpy(to + x * {channels}, &all, 8);')
+    whole = inside // LANES * LANES
+    writer.open(f'for (long x = 0; x < {whole}; x += {LANES})')
+    for c in range(channels):
+        writer.line(f'const bits_v v{c} = *(const bits_v *)(planes + {c * step} + x);')
+    for vector in range(channels):
+        writer.open('')
+        for line in _pick(channels, vector):
+            writer.line(line)
+        writer.line(f'*(bits_v *)(to + x * {channels} + {vector * LANES}) = all;')
+        writer.close()
     writer.close()
     writer.line(f'for (long x = {whole}; x < {inside}; x++)')
     writer.line(f'    for (long c = 0; c < {channels}; c++)')

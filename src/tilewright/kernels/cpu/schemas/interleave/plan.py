@@ -17,7 +17,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.stage import read
 from tilewright.schedule.schedule import Level, Schedule
 
-MOST = 4  # channels, which are stored as one number of 64 bits
+MOST = 4  # channels, each of which is picked from its plane for every vector of pixels
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ def generate(p: StripPlan) -> str:
     widths = sorted({words.panels.vectors, words.panels.tail_vectors})
     for vectors in widths:
         _write_finish(writer, p, vectors)
-        _write_fetch(writer, p, vectors)
         for count in _counts(p):
             _write_kernel(writer, p, count, vectors)
     write_weights(writer, p.dot)
@@ -75,10 +74,11 @@ def _counts(p: StripPlan) -> list[int]:
     return list(range(1, min(p.tiles, strip_pixels(p)[1]) + 1))
 
 
-def _registers(p: StripPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Registers behind those of sums, used in turns: of weights, of the image."""
-    sums = p.tiles * p.words.panels.vectors
-    return {5: ((5,), (6, 7)), 6: ((6,), (7,))}.get(sums, ((4, 5), (6, 7)))
+def _registers(p: StripPlan) -> tuple[tuple[int, ...], int]:
+    """Registers behind those of sums: of weights, of the image."""
+    vectors = p.words.panels.vectors
+    sums = p.tiles * vectors
+    return tuple(range(sums, sums + vectors)), sums + vectors
 
 
 def _write_copy(writer: Writer, p: StripPlan, copy: Copy) -> None:
@@ -91,36 +91,46 @@ def _write_copy(writer: Writer, p: StripPlan, copy: Copy) -> None:
         f'static void copy_rows(const {kind} *restrict source, {kind} *restrict to, long first, '
         f'long rows)'
     )
-    row = copy.pitch * depth
+    word = 4 // size  # elements
+    line, deep, chunk = (word * n for n in (copy.apart, copy.deep, copy.chunk))
+    plain = across.stride == 1 and copy.apart == copy.words  # pixels are copied as they lie
     for a, phase in enumerate(copy.row_phases):
         writer.open('for (long row = 0; row < rows; row++)')
         writer.line(f'const long y = first + row * {down.stride} + {phase};')
         for b, column in enumerate(copy.column_phases):
-            plane = (a * len(copy.column_phases) + b) * copy.plane * 4 // size
+            plane = (a * len(copy.column_phases) + b) * copy.plane * word
             writer.open('')
-            writer.line(f'{kind} *restrict line = to + {plane} + row * {row};')
+            place = f'to + {plane} + row * {copy.pitch * line}'
+            writer.line(f'{kind} *restrict line = {place};')
             low, high = _inside(across, column, copy.pitch)
+
+            def fill(first: int, last: int, copy: Copy = copy) -> None:
+                if first < last:
+                    bytes_ = (last - first) * line * size
+                    writer.line(f'for (long chunk = 0; chunk < {copy.chunks}; chunk++)')
+                    at = f'chunk * {chunk} + {first * line}'
+                    writer.line(f'    memset(line + {at}, {pad}, {bytes_});')
+
             writer.open(f'if ((unsigned long)y < {down.extent}ul)')
             at = low * across.stride + column - across.before
             writer.line(
                 f'const {kind} *restrict from = source + (y * {across.extent} + {at}) * {depth};'
             )
-            if low:
-                writer.line(f'memset(line, {pad}, {low * depth * size});')
-            if across.stride == 1:
-                writer.line(f'memcpy(line + {low * depth}, from, {(high - low) * depth * size});')
+            fill(0, low)
+            if plain:
+                writer.line(f'memcpy(line + {low * line}, from, {(high - low) * depth * size});')
             else:
                 writer.line(f'for (long x = 0; x < {high - low}; x++)')
+                writer.line(f'    for (long chunk = 0; chunk < {copy.chunks}; chunk++)')
                 writer.line(
-                    f'    memcpy(line + ({low} + x) * {depth}, from + x * '
-                    f'{across.stride * depth}, {depth * size});'
+                    f'        memcpy(line + chunk * {chunk} + ({low} + x) * {line}, from + x * '
+                    f'{across.stride * depth} + chunk * {deep}, {deep * size});'
                 )
-            if high < copy.pitch:
-                place = f'line + {high * depth}'
-                writer.line(f'memset({place}, {pad}, {(copy.pitch - high) * depth * size});')
+            fill(high, copy.pitch)
             writer.close()
-            writer.line('else')
-            writer.line(f'    memset(line, {pad}, {row * size});')
+            writer.open('else')
+            fill(0, copy.pitch)
+            writer.close()
             writer.close()
         writer.close()
     writer.close()
@@ -231,28 +241,6 @@ def _write_finish(writer: Writer, p: StripPlan, vectors: int) -> None:
     writer.line()
 
 
-def _write_fetch(writer: Writer, p: StripPlan, vectors: int) -> None:
-    """`fetch_V`: asks for lines that so many pixels from `first` on will be stored to, and for what
-    is added to them.
-    """
-    words, column = p.words, p.pixels[-1]
-    writer.open(
-        f'static inline __attribute__((always_inline)) void fetch_{vectors}(const pending *f, '
-        f'long first, long pixels)'
-    )
-    moving = [('out', words.out_strides, DTYPES[p.dot.group.output.dtype], ', 1')]
-    moving += [(i.name, dict(i.strides), DTYPES[i.dtype], '') for i in words.epilogue.operands]
-    writer.open('for (long i = first; i < first + pixels; i++)')
-    for name, strides, size, mode in moving:
-        step = strides.get(column, 0)
-        if step and strides.get(words.contraction.vector):
-            for at in range(0, vectors * words.panels.lanes, LINE // size):
-                place = total([f'f->{name}', scaled('i', step), str(at)])
-                writer.line(f'__builtin_prefetch({place}{mode});')
-    writer.close(2)
-    writer.line()
-
-
 def _jump(p: StripPlan, strides: Mapping[str, int]) -> int:
     """Elements from behind the last pixel of a row to the first of the next."""
     if p.copy is None:
@@ -281,11 +269,10 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
     pixel = words.operand.strides[p.pixels[-1]]
     steps, rows = p.steps, p.rows
     share = -(-count * rows // (p.chunks * len(steps)))
-    of_weights, of_image = _registers(p)
+    of_weights, image = _registers(p)
     writer.open(
         f'static __attribute__((noinline)) void strip_{count}x{vectors}(const float *a, '
-        f'const float *b, float *acc, long last, const char *ahead, long lines, pending *f, '
-        f'const pending *coming)'
+        f'const float *b, float *acc, long last, const char *ahead, long lines, pending *f)'
     )
     writer.line(f'static const long steps[] = {{{", ".join(map(str, steps))}}};')
     sums = [(m, v) for m in range(count) for v in range(vectors)]
@@ -295,31 +282,23 @@ def _write_kernel(writer: Writer, p: StripPlan, count: int, vectors: int) -> Non
 
     for m, v in sums:
         writer.line(f'TILE_ZERO({m * vectors + v});')
-    writer.line('long asked = 0;')
     writer.open(f'for (long chunk = 0; chunk < {p.chunks}; chunk++)')
     writer.open(f'for (long s = 0; s < {len(steps)}; s++)')
     writer.line('const float *from = a + steps[s];')
     writer.line('for (long j = 0; j < lines; j++)')
     writer.line(f'    __builtin_prefetch(ahead + j * {LINE}, 0, 2);')
     writer.line(f'ahead += lines * {LINE};')
-    writer.line(f'fetch_{vectors}(coming, asked, {share});')
-    writer.line(f'asked += {share};')
     writer.line(f'finish_{vectors}(f, {share});')
-    both = vectors <= len(of_weights)
-    for v in range(vectors if both else 0):
+    for v in range(vectors):
         writer.line(f'TILE_LOAD({of_weights[v]}, b + {v * lanes}, {4 * width});')
     for m in range(count):
-        image = of_image[m % len(of_image)]
         place = total(['from', f'{first(m)} * {pixel}' if m else ''])
         writer.line(f'TILE_LOAD({image}, {place}, {4 * pixel});')
         for v in range(vectors):
-            weights = of_weights[v % len(of_weights)]
-            if not both:
-                writer.line(f'TILE_LOAD({weights}, b + {v * lanes}, {4 * width});')
-            writer.line(f'TILE_DOT({m * vectors + v}, {image}, {weights});')
+            writer.line(f'TILE_DOT({m * vectors + v}, {image}, {of_weights[v]});')
     writer.line(f'b += {deep * width};')
     writer.close()
-    writer.line(f'a += {deep};')
+    writer.line(f'a += {p.chunk_step};')
     writer.close()
     writer.line(f'finish_{vectors}(f, f->left);')
     for m, v in sums:
@@ -333,8 +312,9 @@ def _config(p: StripPlan) -> str:
     """The 64 bytes that say which rows and columns every tile has: sums, weights, the image."""
     wide, deep = 4 * p.words.panels.lanes, p.words.deep
     weights, image = _registers(p)
-    rows = [p.rows] * weights[0] + [deep] * len(weights) + [p.rows] * len(image)
-    columns = [wide] * image[0] + [4 * deep] * len(image)
+    sums, free = weights[0], 7 - image
+    rows = [p.rows] * sums + [deep] * len(weights) + [p.rows] + [0] * free
+    columns = [wide] * image + [4 * deep] + [0] * free
     pairs = [byte for size in columns for byte in (size & 255, size >> 8)]
     return ', '.join(map(str, [1, *[0] * 15, *pairs, *[0] * 16, *rows, *[0] * 8]))
 
@@ -500,7 +480,7 @@ def _write_tiles(writer: Writer, p: StripPlan, image: str, at: dict[str, str], n
         for number, count in enumerate(counts):
             test = f'if (left <= {count * rows})' if count < counts[-1] else ''
             word = f'{"else " if number and test else ""}{test}' or ('else' if number else '')
-            call = f'strip_{count}x{vectors}(tile, weights, acc, last, ahead, lines, made, coming);'
+            call = f'strip_{count}x{vectors}(tile, weights, acc, last, ahead, lines, made);'
             if word:
                 writer.line(word)
             writer.line(('    ' if word else '') + call)

@@ -10,7 +10,10 @@ one row stands in front of the next one as well, and pixels step from row to row
     . a b c . d e f . g h i .       3 x 3 pixels in rows of 4, a border of one: 11 pixels in a strip
 
 So tiles need not end where rows do; sums of places between rows are not stored. A stride keeps its
-phases apart. What follows sums of some tiles is computed while the next ones are multiplied.
+phases apart. The words that tiles multiply at once are planes of their own, in which a pixel is a
+line of a cache or an even share of one: lines of many channels would lie in a few sets of the
+nearest cache, of which each holds a dozen. What follows sums of some tiles is computed while the
+next ones are multiplied.
 """
 
 from __future__ import annotations
@@ -48,8 +51,9 @@ from tilewright.ops.integer import IN_BYTES, Words, factors, in_words
 from tilewright.schedule.schedule import Level, Schedule
 
 TILES, BLOCK = 'tiles', 'block'  # options: of pixels in a micro-kernel; of those between two panels
-# Tiles of pixels, of channels; those of one more hold sums, and at least one of each is multiplied.
-SHAPES = ((2, 2), (6, 1), (5, 1), (4, 1), (3, 1), (1, 2), (2, 1), (1, 1))
+# Tiles of pixels, of channels: sums, besides one of pixels and those of channels. The last shape
+# takes all registers and is not chosen (isa/tiles.py).
+SHAPES = ((2, 2), (5, 1), (4, 1), (3, 1), (1, 2), (2, 1), (1, 1), (6, 1))
 BLOCKS = (1, 2, 4, 8, 1 << 16)
 # Steps of products that pay for finishing sums between them: with fewer, loads of tiles wait for
 # stores whose addresses look alike, and the schema `tiles` is faster.
@@ -59,7 +63,8 @@ LEAST_PIXELS = 7  # of a row, or of a strip; with fewer vectors are as fast
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The copied image: planes of a phase each, `rows` of `pitch` pixels, whose words are `words`.
+    """The copied image: planes of a phase each and, in them, of `deep` of the `words` of a pixel:
+    `rows` of `pitch` pixels.
 
     Without strips pixels of the result follow each other in rows alone.
     """
@@ -70,6 +75,21 @@ class Copy:
     rows: int
     pitch: int
     words: int
+    deep: int
+
+    @property
+    def apart(self) -> int:
+        """Words from a pixel to the next: no pixel begins in one line and ends in another."""
+        return 1 << (self.deep - 1).bit_length()
+
+    @property
+    def chunks(self) -> int:
+        return self.words // self.deep
+
+    @property
+    def chunk(self) -> int:
+        """Words of a plane of some words of every pixel."""
+        return self.rows * self.pitch * self.apart
 
     @property
     def row_phases(self) -> list[int]:
@@ -81,13 +101,13 @@ class Copy:
 
     @property
     def plane(self) -> int:
-        return self.rows * self.pitch * self.words
+        return self.chunks * self.chunk
 
     @property
     def size(self) -> int:
         """Words of the buffer: tiles look behind the last pixel."""
         planes = len(self.row_phases) * len(self.column_phases)
-        return planes * self.plane + (self.across.span + 2 * TILE_ROWS) * self.words
+        return planes * self.plane + (self.across.span + 2 * TILE_ROWS) * self.apart
 
     def steps(self, order: tuple[str, ...], sizes: dict[str, int]) -> tuple[int, ...]:
         """Words from the first tap to each."""
@@ -95,8 +115,8 @@ class Copy:
         for name in order:
             offsets = [0] * sizes[name]
             for side, unit, planes in (
-                (self.down, self.pitch * self.words, len(self.column_phases) * self.plane),
-                (self.across, self.words, self.plane),
+                (self.down, self.pitch * self.apart, len(self.column_phases) * self.plane),
+                (self.across, self.apart, self.plane),
             ):
                 if side.tap == name:
                     phases = _phases(side)
@@ -149,6 +169,11 @@ class StripPlan:
         if self.words.taps or not c.loop:
             return 1
         return c.stage.sizes[c.loop] // self.words.deep
+
+    @property
+    def chunk_step(self) -> int:
+        """Words from what a chunk multiplies of a pixel to what the next one does."""
+        return self.copy.chunk if self.copy else self.words.deep
 
 
 def why_not(group: Group) -> str:
@@ -217,8 +242,9 @@ def _copy(group: Group, contraction: Contraction, schedule: Schedule) -> Copy:
     if across.stride == 1:
         behind = across.size - 1 + across.span - across.before - across.extent
         pitch -= max(0, min(across.before, behind))
+    deep, taps = depth(contraction)
     words = group.main.sizes[contraction.loop]
-    return Copy(batch, down, across, rows, pitch, words)
+    return Copy(batch, down, across, rows, pitch, words, 1 if taps else deep)
 
 
 def _run(copy: Copy, rows: int) -> int:
@@ -295,7 +321,7 @@ def _words(
         steps = copy.steps(contraction.unrolled, dict(sizes))
         source = operand.Operand(
             {
-                copy.down.out: copy.pitch * copy.words, copy.across.out: copy.words,
+                copy.down.out: copy.pitch * copy.apart, copy.across.out: copy.apart,
                 contraction.loop: 1,
             },
             steps, copy.size, (), {},
@@ -325,7 +351,7 @@ def _schedules(
     copied = _copies(form.group, contraction)
     outside = operand.reads_outside(form.group, contraction)
     accumulation = 'f32' if dtype == 'bf16' else 'i32'
-    for tiles, vectors in SHAPES:
+    for tiles, vectors in SHAPES[:-1]:
         if vectors > 1 and lanes * (vectors - 1) >= stage.sizes[vector]:
             continue
         tile = dict.fromkeys(stage.sizes, 1) | {vector: lanes * vectors}

@@ -29,7 +29,13 @@ from tilewright.kernels.cpu.schemas.windows.plan import (
     window_factors,
     window_roles,
 )
-from tilewright.kernels.cpu.space import cuts_up_to, even_cuts, register_order, whole_tile
+from tilewright.kernels.cpu.space import (
+    cuts_up_to,
+    even_cuts,
+    largest_part,
+    register_order,
+    whole_tile,
+)
 from tilewright.machine.isa import ISAS, tile_isa
 from tilewright.ops.group import Group, Tensor
 from tilewright.ops.parts import parts
@@ -134,14 +140,21 @@ def _schedule(group: Group, isa: str, pixels: int, cut: tuple[tuple[str, int], .
 
 
 def wide_choices(group: Group, isa: str, threads: int, _levels: int) -> Iterator[Schedule]:
-    """Some register tiles, with rows or channels cut between threads."""
+    """Some register tiles, with rows cut between threads, or channels where that is more even.
+
+    Neighbouring tasks cut rows as well: what a thread reads it has made itself then.
+    """
     roles = window_roles(group, 'bf16')
     if roles is None or not tile_isa(isa):
         return
     stage, (_, down, _, channel) = group.main, roles
     free = [down.out, *([channel] if stage.sizes[channel] >= LANES * threads else [])]
+    cut = min(
+        even_cuts(stage, threads, free),
+        key=lambda cut: (largest_part(stage, cut), channel in dict(cut), len(cut), cut),
+    )
     for pixels in PIXELS:
-        yield _schedule(group, isa, pixels, even_cuts(stage, threads, free)[0])
+        yield _schedule(group, isa, pixels, cut)
 
 
 def draw_wide(
