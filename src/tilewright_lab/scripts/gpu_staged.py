@@ -159,7 +159,7 @@ def fitted(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
     parser.add_argument('--fit', type=int, default=0, metavar='STEPS')
     parser.add_argument('--larger', type=Path, nargs='*', default=(), metavar='FILE')
     asked = parser.parse_args(arguments)

@@ -19,7 +19,7 @@ problems and an H200 (`python -m tilewright_lab.scripts.gpu_model fit`, docs/gpu
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -164,7 +164,10 @@ def time_of(
     grid = waves(machine, done.blocks, held.blocks)
     if done.staged:
         own = staged_time(done, machine, held.blocks, compulsory)
-        return GpuPrediction(*astuple(own), held, grid, done)
+        return GpuPrediction(
+            own.seconds, own.launch_s, own.throughput_s, own.latency_s, own.join_s, own.l2_s,
+            own.dram_s, held, grid, done,
+        )  # fmt: skip
     beside = done.bulk and (done.stages > 1 or held.blocks > 1)
     parts = parts_of(done, held.blocks, grid.busiest, machine, compulsory, costs, beside)
     seconds, launch, throughput, latency, join, l2, dram = (float(part) for part in parts)
