@@ -22,6 +22,7 @@ from tilewright.ops.group import Group
 from tilewright.ops.normalise import row_norm
 from tilewright.schedule.gpu import GpuSchedule
 from tilewright.targets.gpu.bind import let_in
+from tilewright.targets.gpu.bundle import bundle
 
 MEMORY = re.compile(r'\b(ld|st|atom|red)\.(\w+\.)*global|cp\.async\.(ca|cg|bulk)|ld\.(b|f|u|s|v)')
 
@@ -118,3 +119,16 @@ def test_kernels_before_a_cluster_do_not_let_it_in() -> None:
     made = let_in(kernels, [(), (), (1,), (0, 2)])
     assert [ENDS in kernel.body for kernel in made] == [True, False, True, True]
     assert made[0] is kernels[0]
+
+
+def test_every_kernel_of_a_bundle_waits() -> None:
+    """A block runs one of the bodies alone: what the others wait for does not help it."""
+    early = f'const int at = THREAD;\n{BEGINS}\n{ENDS}\nout[at] = 1.0f;'
+    bodies = ('out[THREAD] = 2.0f;', early, 'out[THREAD] = 3.0f;')
+    kernels = [replace(_kernel(f'k{n}'), body=body) for n, body in enumerate(bodies)]
+    for order in (kernels, kernels[::-1], kernels[:1] * 2):
+        _, *branches = bundle(order).body.split('if (BLOCK_X')
+        assert len(branches) == len(order)
+        for branch in branches:
+            assert branch.count(BEGINS) == 1
+            assert branch.index(BEGINS) < branch.index('out[')

@@ -250,7 +250,7 @@ def _function(kernel: Kernel, dialect: Dialect) -> str:
     if kernel.language == 'cucl':
         body = translate(resolve(kernel, body), dialect.words)
     inside = body.strip('\n').splitlines()
-    if not any(line.strip() == BEGINS for line in inside):
+    if not waits_itself(body):
         inside = [BEGINS, *inside]
     if not dialect.begins:
         inside = [line for line in inside if line.strip() not in (BEGINS, ENDS)]
@@ -263,6 +263,11 @@ def _function(kernel: Kernel, dialect: Dialect) -> str:
     ]
     tail = dialect.tail(kernel)
     return '\n'.join([*lines, *([tail] if tail else [])])
+
+
+def waits_itself(body: str) -> bool:
+    """Whether a body says where it waits for the kernels before it."""
+    return any(line.strip() == BEGINS for line in body.splitlines())
 
 
 def _parameters(kernel: Kernel, dialect: Dialect) -> list[str]:

@@ -5,7 +5,8 @@ launch, and the kernel of such a bundle. A kernel's height is the length of the 
 to the end: kernels of one height never wait for each other, and whatever waits for one of them is
 lower, so that those that are small may start together once all are due. Near the end, where only
 updates are left (`graph/levels.py` puts them there), nothing else is kept waiting. A block of a
-bundle runs the body of one of its kernels.
+bundle runs the body of one of its kernels, and each body waits for itself where the bundle was
+started early.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
-from tilewright.kernels.gpu.language import ELEMENT, Array, Kernel
+from tilewright.kernels.gpu.language import BEGINS, ELEMENT, Array, Kernel, waits_itself
 from tilewright.runtime.gpu.recorded import Waits
 
 LOWEST = 6  # heights at which kernels are put together
@@ -74,6 +75,8 @@ def bundle(kernels: Sequence[Kernel]) -> Kernel:
                 f'    {constant}GLOBAL {ELEMENT[array.dtype]} *const {array.name} = {own};'
             )
             args.append(replace(array, name=own))
+        if not waits_itself(kernel.body):
+            lines.append(f'    {BEGINS}')
         body = kernel.body.replace('BLOCK_X', f'(BLOCK_X - {first})')
         lines += [*(f'    {line}' for line in body.splitlines()), '}']
         first = end
