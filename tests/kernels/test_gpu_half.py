@@ -96,6 +96,16 @@ def test_products_by_matrix_instructions(number: int, name: str, dtype: str) -> 
     _run(half_group(products()[name], dtype), SCHEDULES[number])
 
 
+@pytest.mark.parametrize('more', [{}, {'bulk': 1}, {'cluster': 1}, {'stages': 2, 'cluster': 1}])
+def test_a_part_without_pieces_waits_for_its_biases(more: dict[str, int]) -> None:
+    """Five pieces are shared as 2, 2, 1 and none; 96 columns have biases in shared memory."""
+    made = half_group(tw.conv2d(c=320, h=8, w=8, k=96, r=1, s=1, bias=True), 'f16')
+    tiles = {'bp': 64, 'bk': 96, 'tp': 64, 'tk': 96, 'kb': 64, 'stages': 1, 'split': 4, **more}
+    schedule = GpuSchedule.of('channels', 'wgmma_half', **tiles)
+    assert '_all' in generate(made, schedule).steps[0].kernel.body
+    _run(made, schedule)
+
+
 @pytest.mark.parametrize('number', range(len(SCHEDULES)))
 @pytest.mark.parametrize('k', [40, 20, 18])
 def test_a_residual_is_asked_for_before_it_is_used(number: int, k: int) -> None:

@@ -406,7 +406,8 @@ def _staged(p: ChannelsPlan, store: Store) -> list[str]:
     warps = WARPGROUP // WARP
     row = f'own_row + i * 64 + THREAD / {WARP} % {warps} * 16' if p.wide else 'own_row + i * 16'
     return [
-        *(['COPY_WAIT(0);'] if store.joint else []),  # some parts of a split have no piece
+        # Parts of a split that have no piece have committed nothing where none is asked for ahead.
+        *(['COPY_COMMIT;', 'COPY_WAIT(0);'] if store.joint else []),
         'BARRIER;',
         '#pragma unroll',
         f'for (int i = 0; i < {tiles}; i++)',
