@@ -48,6 +48,12 @@ def products() -> dict[str, Group]:
     }
 
 
+def with_constants(group: Group, *names: str) -> Group:
+    """The group with some of its inputs as constants."""
+    tensors = (replace(t, role='constant') if t.name in names else t for t in group.tensors)
+    return replace(group, tensors=tuple(tensors))
+
+
 WARPS = (
     {'bp': 64, 'bk': 16, 'tp': 32, 'tk': 16, 'kb': 32, 'stages': 3, 'split': 2},
     {'bp': 16, 'bk': 64, 'tp': 16, 'tk': 64, 'kb': 64, 'stages': 1, 'split': 1},
@@ -167,9 +173,16 @@ def test_plain_loops_and_vectors(name: str, dtype: str) -> None:
 @pytest.mark.parametrize('run', [8, 1])
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_a_warp_for_each_row(dtype: str, run: int, length: int) -> None:
-    """Rows of one turn, of few that are unrolled, ragged or not, and of many."""
+    """Rows of one turn, of few that are unrolled, ragged or not, and of many; with scales that are
+    given, and with constant ones, which a lane may hold from before it waits.
+    """
     made = half_group(row_norm('layernorm', (5, length)), dtype)
-    _run(made, GpuSchedule.of('rows', threads=128, lanes=32, run=run))
+    schedule = GpuSchedule.of('rows', threads=128, lanes=32, run=run)
+    _run(made, schedule)
+    fixed = with_constants(made, 'Scale', 'Bias')
+    held = 'held_' in generate(fixed, schedule).steps[0].kernel.body
+    assert held == (run == 8 and length < 1024)
+    _run(fixed, schedule)
 
 
 @pytest.mark.parametrize('name', ['host', 'opencl'])
