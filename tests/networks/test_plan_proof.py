@@ -21,11 +21,12 @@ from tilewright import zoo
 from tilewright.errors import ModelError, PlanError
 from tilewright.graph.concat import concat
 from tilewright.graph.memory import Memory, Place, plan
-from tilewright.graph.memory_proof import Beside, Rooms, box, prove_memory
+from tilewright.graph.memory_proof import Beside, Rooms, box, prove_memory, read_box
 from tilewright.graph.program import Program
 from tilewright.graph.proof import Access, Block, Event, Region, _levels, prove
 from tilewright.network.compile import prepare
 from tilewright.ops.elementwise import elementwise
+from tilewright.ops.reduction import running
 from tilewright.ops.slices import into_slice
 from tilewright.targets.cpu import site
 
@@ -178,6 +179,14 @@ def test_the_box_that_a_branch_writes_is_found_byte_by_byte(axis):
     for first, end in box(group).runs():
         seen[first:end] += 1
     assert (seen == flat).all()
+
+
+@pytest.mark.parametrize('reverse', [False, True])
+def test_sums_of_nothing_read_nothing_behind_their_operand(reverse):
+    """All that precedes the only element of an axis lies outside."""
+    for shape, axis in (((1, 1), 1), ((2, 1, 3), 1), ((1, 4), 0)):
+        group = running('cumsum', shape, axis, 'sum', exclusive=True, reverse=reverse)
+        assert read_box(group, 'In') is None
 
 
 def wide(batch: int) -> Program:

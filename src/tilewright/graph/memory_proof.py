@@ -80,7 +80,9 @@ def box(group: Group) -> Region:
 
 
 def read_box(group: Group, name: str) -> Region | None:
-    """What a group reads of an operand of which it reads a slice alone; None: all of it."""
+    """What a group reads of an operand of which it reads a slice alone; None: all of it, or, where
+    every read is outside, nothing.
+    """
     tensor = group.tensor(name)
     low, high = list(tensor.shape), [0] * len(tensor.shape)
     for stage in group.stages:
@@ -94,6 +96,8 @@ def read_box(group: Group, name: str) -> Region | None:
                 last = e.const + e.extent(stage.sizes)
                 high[axis] = max(high[axis], min(last, tensor.shape[axis]))
     if all(a == 0 for a in low) and tuple(high) == tensor.shape:
+        return None
+    if any(a >= b for a, b in zip(low, high, strict=True)):
         return None
     item = tensor.bytes // tensor.size
     steps = [stride * item for stride in tensor.strides]
