@@ -80,6 +80,48 @@ def test_every_part_runs_exactly_once_while_the_number_of_parts_changes(count_pa
         assert list(tally.runs) == [1] * parts + [0] * (64 - parts), number
 
 
+@pytest.mark.parametrize('spin', [0, 500])
+def test_few_parts_have_owners_and_many_are_counted(count_part, spin):
+    """Up to 32 parts have a bit each; late workers of such a run are followed by counted ones."""
+    for number in range(300):
+        parts = (2, 33, 32, 64, 3, 31)[number % 6]
+        tally = Tally(spin=spin)
+        pool().tw_pool_run(count_part, ctypes.addressof(tally), parts)
+        assert list(tally.runs) == [1] * parts + [0] * (64 - parts), number
+
+
+CHOICES = """
+#include <stdio.h>
+
+int main(void)
+{
+    for (long parts = 2; parts <= 40; parts++)
+        for (long own = 0; own < parts; own++) {
+            uint32_t taken = 0;
+            unsigned long long seen = 0;
+            for (long i = 0; i < parts; i++) {
+                const long part = choose(&taken, parts, own);
+                const int wrong = i == 0 && parts <= 32 && part != own;
+                if (wrong || part < 0 || part >= parts || seen >> part & 1) {
+                    printf("choice %ld of thread %ld is part %ld of %ld\\n", i, own, part, parts);
+                    return 1;
+                }
+                seen |= 1ull << part;
+            }
+            if (choose(&taken, parts, own) >= 0)
+                return 1;
+        }
+    return 0;
+}
+"""
+
+
+def test_a_thread_begins_with_its_own_part():
+    """What it read and wrote there before is in its caches; then come parts that are left, once."""
+    source = resources.files('tilewright.runtime').joinpath('pool.c').read_text()
+    run_text(source + CHOICES, native(), ('-pthread',))
+
+
 STRESS = """
 #include <stdio.h>
 

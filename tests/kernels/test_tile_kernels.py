@@ -292,16 +292,19 @@ def test_many_windows_of_bf16(row: str) -> None:
 
 
 @pytest.mark.parametrize('row', tuple(tile_rows()))
+@pytest.mark.parametrize('width', [10, 32, 33, 70])
 @pytest.mark.parametrize('channels', [1, 2, 3, 4])
-def test_inputs_become_pixels_of_bf16(row: str, channels: int) -> None:
-    """Rounded as the definition rounds, with a border, NaN and subnormal numbers among them."""
-    dims = dims_of((2, 9, 13, channels))
+def test_inputs_become_pixels_of_bf16(row: str, width: int, channels: int) -> None:
+    """Rounded as the definition rounds, with a border, NaN and subnormal numbers among them; rows
+    around whole vectors of 32 pixels.
+    """
+    dims = dims_of((2, 9, width + 3, channels))
     n, y, x, c = (var(d.name) for d in dims)
     image = (n, c, replace(y, const=-2), replace(x, const=-1))
     stage = Stage('convert', dims, Access('Out', (n, y, x, c)), (Access('In', image),), read(0))
     tensors = (
-        Tensor('In', ('n', 'c', 'h', 'w'), (2, channels, 6, 10)),
-        Tensor('Out', tuple(d.name for d in dims), (2, 9, 13, channels), 'output', 'bf16'),
+        Tensor('In', ('n', 'c', 'h', 'w'), (2, channels, 6, width)),
+        Tensor('Out', tuple(d.name for d in dims), (2, 9, width + 3, channels), 'output', 'bf16'),
     )
     group = Group('convert', tensors, (stage,))
     (schedule,) = interleave_choices(group, row.removesuffix('tiles'), 2, 2)
