@@ -81,7 +81,7 @@ def write_kernels(writer: Writer, plan: PixelsPlan) -> None:
         if plan.joined:
             joined = plan.kernel(channels, 1, plan.wide, plan.corner)
             writer.lines += [*emitter(joined).splitlines(), '']
-        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner, plan.corner)
+        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner)
 
 
 def write_finish(writer: Writer, plan: PixelsPlan) -> None:

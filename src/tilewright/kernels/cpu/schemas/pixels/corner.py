@@ -6,10 +6,10 @@ Goes in: channels of a register tile, a number of pixels. Comes out: a C functio
 
     to[pixel][lane] = sum of a[c][lane] * b[c][pixel] over `count` channels c of the image
 
-of packed weights as micro-kernels along rows read them, and pixels that lie `strip` apart from
-channel to channel. A vector of which few lanes are pixels takes as many multiply-adds as a whole
-one, and alone it makes each sum wait for the one before: 4 of 196 pixels took 5% of the time on a
-Zen 3. Lanes behind the channels of a tile have what lies behind its weights, and nobody reads them.
+of packed weights as micro-kernels along rows read them, and the pixels of every channel side by
+side. A vector of which few lanes are pixels takes as many multiply-adds as a whole one, and alone
+it makes each sum wait for the one before: 4 of 196 pixels took 5% of the time on a Zen 3. Lanes
+behind the channels of a tile have what lies behind its weights, and nobody reads them.
 
 Where registers are left, the micro-kernel of the pixels before them computes them as well
 (isa/x86_rows.py), while it waits for its multiply-adds: here every weight is a line of its own.
@@ -39,9 +39,7 @@ def times_written(isa: Isa, pixels: int) -> int:
     return times
 
 
-def write_corner(
-    writer: Writer, isa: Isa, channels: int, pixels: int, strip: int
-) -> None:  # fmt: skip
+def write_corner(writer: Writer, isa: Isa, channels: int, pixels: int) -> None:
     """The function for so many channels and pixels; `row_v` is a vector of all lanes."""
     times = times_written(isa, pixels)
     writer.open(
@@ -56,15 +54,15 @@ def write_corner(
         place = f'*(const row_v *)(a + {number * channels})'
         writer.line(f'const row_v w{number} = {place};')
         for i, name in enumerate(names[number]):
-            writer.line(f'{name} += w{number} * b[{number * strip + i}];')
+            writer.line(f'{name} += w{number} * b[{number * pixels + i}];')
 
     if times > 1:
-        advance = f'count -= {times}, a += {times * channels}, b += {times * strip}'
+        advance = f'count -= {times}, a += {times * channels}, b += {times * pixels}'
         writer.open(f'for (; count >= {times}; {advance})')
         for number in range(times):
             step(number)
         writer.close()
-    writer.open(f'for (; count > 0; count--, a += {channels}, b += {strip})')
+    writer.open(f'for (; count > 0; count--, a += {channels}, b += {pixels})')
     step(0)
     writer.close()
     for i in range(pixels):

@@ -60,7 +60,7 @@ def generate(plan: StrassenPixelsPlan) -> str:
     for channels, wide in _variants(plan):
         writer.lines += [*emitter(plan.kernel(channels, 1, wide)).splitlines(), '']
     for channels in sorted(set(plan.counts), reverse=True) if plan.corner else ():
-        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner, plan.corner)
+        write_corner(writer, ISAS[plan.schedule.isa], channels, plan.corner)
     _write_sums(writer, plan)
     _write_fill(writer, plan)
     _write_after(writer, plan)

@@ -157,7 +157,7 @@ class StrassenPixelsPlan(PixelsPlan):
     def kernel(self, channels: int, high: int, wide: int, corner: int = 0) -> RowKernel:
         """The micro-kernel of one product of a piece."""
         places = tuple(v * self.lanes for v in range(wide))
-        name = kernel_name(self.schedule.isa, channels, high, wide)
+        name = kernel_name(self.schedule.isa, channels, high, wide, corner)
         return RowKernel(
             self.schedule.isa, channels, places, places, (), (0,), 1, 0, self.strip, self.strip,
             name, ahead=self.ahead, corner=corner,
