@@ -11,10 +11,23 @@
 typedef void (*part_fn)(const void *args, long part);
 typedef void (*pool_fn)(part_fn fn, const void *args, long parts);
 
+/* What a kernel is given: `tw_args` of kernels/cpu/abi.py. */
 typedef struct {
-    part_fn fn;
-    const void *args;
+    const float *const *in;
+    const float *packed;
+    float *out;
+    char *scratch;
+    const long *sizes;
+} kernel_args;
+
+/* Kernels place a part's scratch memory behind that of the parts before it. `shift` is how much
+   further each is moved, so that a part of any step has the same memory: its thread wrote there in
+   the step before, and another core's cache holds none of it. */
+typedef struct {
+    void (*fn)(const kernel_args *args, long part);
+    const kernel_args *args;
     long parts;
+    long shift;
 } step;
 
 /* *slot = arrays[array] + offset */
@@ -39,6 +52,14 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static void run_part(const void *given, long part)
+{
+    const step *s = given;
+    kernel_args args = *s->args;
+    args.scratch += part * s->shift;
+    s->fn(&args, part);
+}
+
 /* Run the network on these arrays. `stamps`, unless it is NULL, gets the time before each step and
    after the last. */
 void tw_execute(const network *net, const char *const *arrays, double *stamps)
@@ -49,7 +70,7 @@ void tw_execute(const network *net, const char *const *arrays, double *stamps)
         const step *s = &net->steps[i];
         if (stamps)
             stamps[i] = now();
-        net->run(s->fn, s->args, s->parts);
+        net->run(run_part, s, s->parts);
     }
     if (stamps)
         stamps[net->step_count] = now();

@@ -152,6 +152,21 @@ void tw_net_close(tw_net *net)
     free(net);
 }
 
+typedef struct {
+    const kernel *kernel;
+    const tw_args *args;
+    long shift;
+} running;
+
+/* A part works in the same memory in every step: its core's caches hold it. */
+static void run_part(const void *given, long part)
+{
+    const running *job = given;
+    tw_args args = *job->args;
+    args.scratch += part * job->shift;
+    job->kernel->part(&args, part);
+}
+
 static void execute(struct tw_net *net, const size *at, const void *const *arrays)
 {
     pthread_mutex_lock(&net->lock);
@@ -166,7 +181,8 @@ static void execute(struct tw_net *net, const size *at, const void *const *array
             .scratch = net->scratch,
             .sizes = numbers + s->numbers,
         };
-        tw_net_pool_run((part_fn)kernels[s->kernel].part, &net->args[i], s->parts);
+        const running job = {&kernels[s->kernel], &net->args[i], s->shift};
+        tw_net_pool_run(run_part, &job, s->parts);
     }
     for (long i = 0; i < at->copies; i++) {
         const copy *c = &copies[at->first_copy + i];

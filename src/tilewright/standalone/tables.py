@@ -16,6 +16,7 @@ import numpy as np
 from tilewright.graph.graph import DTYPES
 from tilewright.graph.memory import Memory, Place
 from tilewright.graph.program import Program
+from tilewright.kernels.cpu.scratch import NO_SCRATCH, Scratch
 from tilewright.kernels.cpu.sized import SizedCall, SourceAtSize
 
 ALIGNMENT = 64
@@ -71,7 +72,8 @@ class Tables:
     constants  (offset in it, bytes) of what is packed, set by set
     packs      (kernel, first of `numbers`, first of `constants`, how many, bytes when packed)
     reads      what the steps read, step by step
-    steps      (kernel, pack, first read, first of `numbers`, parts, result)
+    steps      (kernel, pack, first read, first of `numbers`, parts, bytes that a part works in,
+               result)
     kept       (offset, bytes) of constants that kernels read, or callers get, as they are
     copies     (array of the caller, from where, bytes)
     numbers    what kernels are told of their size
@@ -82,13 +84,13 @@ class Tables:
     constants: list[tuple[int, int]] = field(default_factory=list)
     packs: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     reads: list[Where] = field(default_factory=list)
-    steps: list[tuple[int, int, int, int, int, Where]] = field(default_factory=list)
+    steps: list[tuple[int, int, int, int, int, int, Where]] = field(default_factory=list)
     kept: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, Where, int]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     sizes: list[tuple[int, ...]] = field(default_factory=list)
     arena_bytes: int = 0
-    scratch_bytes: int = 0
+    scratch: Scratch = NO_SCRATCH
 
     def text(self, name: str, kernels: int) -> str:
         """The tables as C."""
@@ -99,7 +101,7 @@ class Tables:
             [
                 _TYPES.replace('tw_args', f'{name}_args').replace('AXES', str(axes)),
                 f'#define ARENA_BYTES {self.arena_bytes}L',
-                f'#define SCRATCH_BYTES {self.scratch_bytes}L',
+                f'#define SCRATCH_BYTES {self.scratch.bytes}L',
                 f'#define DATA_BYTES {sum(_padded(array.nbytes) for array in self.data)}L',
                 f'#define DATA_SUM {sum_of(data(self.data))}u',
                 f'enum {{ PACKS = {len(self.packs)}, KEPT = {len(self.kept)}, MOST_STEPS = {steps},'
@@ -116,11 +118,15 @@ class Tables:
                 _table('long', 'numbers', map(str, self.numbers), '0'),
                 _table('pack', 'packs', map(_row, self.packs)),
                 _table('place', 'reads', map(str, self.reads)),
-                _table('step', 'steps', map(_row, self.steps)),
+                _table('step', 'steps', map(self._step, self.steps)),
                 _table('copy', 'copies', map(_row, self.copies)),
                 _table('size', 'sizes', (_row((*s[:6], _row(s[6:] or (0,)))) for s in self.sizes)),
             ]
         )
+
+    def _step(self, step: tuple[int, int, int, int, int, int, Where]) -> str:
+        *which, parts, size, result = step
+        return _row((*which, parts, self.scratch.shift(parts, size), result))
 
 
 def _row(values: Iterable[object]) -> str:
@@ -151,7 +157,7 @@ typedef struct {
 
 typedef struct {
     int kernel, pack, first_read, numbers;
-    long parts;
+    long parts, shift; /* how much further a part's scratch memory lies than the kernel places it */
     place out;
 } step;
 
@@ -180,7 +186,7 @@ class _Making:
     """Tables while they grow by one size after another."""
 
     def __init__(self) -> None:
-        self.made, self.most = Tables(), [0, 0]
+        self.made, self.most = Tables(), 0
         self.places: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
         self.packs: dict[Hashable, int] = {}
         self.kept: dict[Hashable, int] = {}
@@ -191,7 +197,8 @@ class _Making:
         made = self.made
         return Tables(
             made.data, made.constants, made.packs, made.reads, made.steps, made.kept, made.copies,
-            made.numbers, made.sizes, *self.most,
+            made.numbers, made.sizes, self.most,
+            Scratch.of((parts, size) for *_, parts, size, _ in made.steps),
         )  # fmt: skip
 
     def add(self, one: AtSize) -> None:
@@ -214,15 +221,16 @@ class _Making:
             operands = (task.operands[tensor.name] for tensor in task.group.with_role('input'))
             made.reads.extend(self._where(one, memory.places[name]) for name in operands)
             result = self._where(one, memory.places[task.result])
-            made.steps.append((number, self.packs[mark], first, numbers, call.parts, result))
-            self.most[1] = max(self.most[1], call.parts * call.scratch_bytes)
+            made.steps.append(
+                (number, self.packs[mark], first, numbers, call.parts, call.scratch_bytes, result)
+            )
         outputs = [name for name, _ in program.outputs]
         made.copies.extend(
             (len(program.inputs) + outputs.index(name), self._where(one, memory.places[value]),
              _bytes(program, value))
             for name, value in memory.copies
         )  # fmt: skip
-        self.most[0] = max(self.most[0], memory.arena_bytes)
+        self.most = max(self.most, memory.arena_bytes)
         ends = len(made.steps), len(made.reads), len(made.copies)
         spans = (n for first, end in zip(firsts, ends, strict=True) for n in (first, end - first))
         made.sizes.append((*spans, *one.point))

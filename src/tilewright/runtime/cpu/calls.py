@@ -59,7 +59,14 @@ class NetStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    _fields_ = [('fn', POINTER), ('args', POINTER), ('parts', ctypes.c_long)]
+    """`step` of executor.c."""
+
+    _fields_ = [
+        ('fn', POINTER),
+        ('args', POINTER),
+        ('parts', ctypes.c_long),
+        ('shift', ctypes.c_long),
+    ]
 
 
 class PatchStruct(ctypes.Structure):

@@ -145,7 +145,7 @@ class Kernel:
         given = (_POINTER * max(len(self._inputs), 1))()
         args = KernelArgs(ctypes.addressof(given), packed.ctypes.data, None, scratch.ctypes.data)
         here, slots = ctypes.addressof(args), ctypes.addressof(given)
-        step = StepStruct(self._part, here, self.parts)
+        step = StepStruct(self._part, here, self.parts, 0)
         places = [
             *(slots + number * ctypes.sizeof(_POINTER) for number in range(len(self._inputs))),
             here + KernelArgs.out.offset,

@@ -41,7 +41,8 @@ class Compiled:
 class Library:
     """A loaded kernel: its sizes and functions.
 
-    `packing` tells kernels apart that pack constants in their own ways.
+    `packing` tells kernels apart that pack constants in their own ways; `scratch` is how many parts
+    there are, and the bytes that each works in.
     """
 
     def __init__(self, path: Path, sized: SizedCall | None = None) -> None:
@@ -58,10 +59,10 @@ class Library:
         if sized is None:
             self.pack, self.packing = library.tw_pack, self.part
             self.parts = int(library.tw_parts())
-            self.scratch_bytes = self.parts * int(library.tw_scratch_bytes())
+            self.scratch = self.parts, int(library.tw_scratch_bytes())
             self.packed_bytes = int(library.tw_packed_bytes())
             return
         self.sizes = (ctypes.c_long * len(sized.numbers))(*sized.numbers)
         self.pack, self.packing = partial(library.tw_pack, self.sizes), sized.packing
         self.parts, self.packed_bytes = sized.parts, sized.packed_bytes
-        self.scratch_bytes = sized.parts * sized.scratch_bytes
+        self.scratch = sized.parts, sized.scratch_bytes

@@ -24,6 +24,7 @@ from tilewright.graph.limits import check_indices, index_limits
 from tilewright.graph.memory import Memory, Place
 from tilewright.graph.memory_proof import Beside, Rooms, prove_memory
 from tilewright.graph.program import Program, Task
+from tilewright.kernels.cpu.scratch import Scratch
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.calls import (
     Calls,
@@ -98,16 +99,18 @@ class Network(CalledNetwork):
             digest: Library(kernel.library, kernel.sized) for digest, kernel in self.kernels.items()
         }
         libraries = [loaded[task.group.digest] for task in program.tasks]
-        scratch = max((library.scratch_bytes for library in libraries), default=0)
-        self._needs = memory.arena_bytes, scratch
+        self._scratch = scratch = Scratch.of(library.scratch for library in libraries)
+        self._needs = memory.arena_bytes, scratch.bytes
         packed, places, total = self._packed(program, libraries)
         prove_memory(
             program,
             memory,
             Rooms(
-                scratch, total,
+                scratch.bytes, total,
                 [
-                    Beside(library.packing, library.scratch_bytes, at, library.packed_bytes)
+                    Beside(
+                        library.packing, scratch.end(*library.scratch), at, library.packed_bytes
+                    )
                     for library, at in zip(libraries, places, strict=True)
                 ],
             ),
@@ -173,7 +176,8 @@ class Network(CalledNetwork):
                 slots += _WORD
             here = ctypes.addressof(args)
             point(here + KernelArgs.out.offset, task.result)
-            steps[number] = StepStruct(library.part, here, library.parts)
+            shift = self._scratch.shift(*library.scratch)
+            steps[number] = StepStruct(library.part, here, library.parts, shift)
         fixed = (PatchStruct * max(len(patches), 1))(*patches)
         net = NetStruct(
             ctypes.cast(pool().tw_pool_run, _POINTER), ctypes.addressof(steps), count,
