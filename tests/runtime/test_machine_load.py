@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tilewright.machine.machine import Cache, Machine
 from tilewright.machine.measure import Effort, Record, load_machine, measure_host
 from tilewright.report.machine_page import bytes_text, machine_text, plot_curve
 
-QUICK = Effort(seconds=0.0002, least_laps=3, most_laps=6, largest_bytes=8 << 20)
+QUICK = Effort(seconds=0.0002, least_laps=3, most_laps=6, largest_bytes=8 << 20, tries=0)
 CURVE = ((8192, 100.0, 200.0), (65536, 50.0, 90.0), (1 << 20, 9.0, 11.0))
 
 
@@ -274,6 +275,34 @@ def test_real_measurement(cache: Path, isa: str) -> None:
         inside = cache_.usable_bytes
     assert [size for size, _, _ in record.curve] == sorted({s for s, _, _ in record.curve})
     assert min(min(one, every) for _, one, every in record.curve) > 0
+
+
+def test_figures_of_a_disturbed_moment_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept for good: a neighbour that had a core for a second would slow every choice."""
+    caches = tuple(
+        Cache(name, size, 64, 8, shared, size)
+        for name, size, shared in (('l1', 1 << 15, 1), ('l2', 1 << 20, 1), ('l3', 1 << 23, 2))
+    )
+    host = replace(
+        describe_host(), cpus=(0, 1), allowed=(0, 1), quota=None, caches=caches, clock_ghz=None
+    )
+    asked: Counter[tuple[int, int]] = Counter()
+
+    def rates(_: object, kind: int, cpus: Sequence[int], sizes: Sequence[int], *__) -> list[float]:
+        asked[kind, len(cpus)] += 1
+        disturbed = len(cpus) > 1 and asked[kind, len(cpus)] <= 2
+        return [1e9 * len(cpus) * (0.5 if disturbed else 0.95) for _ in sizes]
+
+    monkeypatch.setattr(measure.Probe, 'rates', rates)
+    monkeypatch.setattr(measure.Probe, '__init__', lambda *_, **__: None)
+    quick = replace(QUICK, tries=3, pause_s=0.0)
+    machine = measure_host(host, 'portable', quick).machine
+    assert (machine.peak_one_gflops, machine.peak_all_gflops) == (0.95, 1.9)
+    assert machine.bandwidth_all_gbps[0] == 1.9
+    assert asked[measure._READ, 2] == 3  # and no more often than that
+    held = measure_host(replace(host, quota=1.0), 'portable', quick).machine
+    assert held.cores == 2
+    assert asked[measure._READ, 2] == 4  # a quota halves what cores reach together, every time
 
 
 @pytest.mark.parametrize(

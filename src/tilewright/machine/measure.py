@@ -13,11 +13,13 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tilewright.errors import InputError, MissingError, StoreError
@@ -37,6 +39,10 @@ _FALLBACK_CLOCK_GHZ = 2.5
 _REAL_CORE_GAIN = 1.3
 # All cores clock lower than one, but not by as much as this.
 _LEAST_SCALING = 0.6
+# Of what each has of its own, arithmetic and near caches, all cores together reach at least this
+# share. Where they do not, a neighbour of a virtual machine may have had one of them for a while:
+# such figures would be kept for good, so that they are taken again.
+_OWN_SCALING = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure: seconds of a lap, laps of which the best counts, largest working set."""
+    """How long to measure: seconds of a lap, laps of which the best counts, largest working set;
+    how often all cores are taken again where somebody disturbed them, and after which pause.
+    """
 
     seconds: float = 0.001
     least_laps: int = 10
     most_laps: int = 40
     largest_bytes: int = 256 << 20
+    tries: int = 5
+    pause_s: float = 0.4
 
 
 class Probe:
@@ -146,13 +156,18 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
             facts, peak_all = describe_host(smt=True), every
     first = facts.cpus[:1]
     peak_one = probe.rates(_FMA, first, [0], effort)[0]
+    for _ in range(_tries(facts, effort)):
+        if peak_all >= _OWN_SCALING * facts.cores * peak_one:
+            break
+        time.sleep(effort.pause_s)
+        peak_all = max(peak_all, probe.rates(_FMA, facts.cpus, [0], effort)[0])
     if peak_all < _LEAST_SCALING * facts.cores * peak_one and facts.quota is None:
         facts = describe_host(affinity=_core_cpus(probe, facts.cpus, effort))
     clock = probe.rates(_CLOCK, first, [0], effort)[0]
+    curve = _sweep(probe, facts, effort)
     dot_one, dot_all = _dot_peaks(ISAS[isa], facts, effort)
     half_one, half_all = _half_peaks(ISAS[isa], facts, effort)
     tiles = _tile_peaks(ISAS[isa], facts, effort)
-    curve = _sweep(probe, facts, effort)
     caches = with_usable_sizes(facts.caches, curve)
     one, every = boundary_bandwidths(caches, curve)
     machine = Machine(
@@ -175,6 +190,11 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         half_all_gflops=_rounded(half_all / 1e9),
     )
     return Record(replace(machine, **tiles), curve)
+
+
+def _tries(facts: HostFacts, effort: Effort) -> int:
+    """How often all cores are measured again: a quota is no neighbour, one core has no other."""
+    return effort.tries if facts.cores > 1 and facts.quota is None else 0
 
 
 def core_cpus(effort: Effort | None = None) -> tuple[int, ...]:
@@ -285,11 +305,24 @@ def _sweep(probe: Probe, facts: HostFacts, effort: Effort) -> tuple[Point, ...]:
         enough = max(4 * outer.bytes // outer.shared_by, 8 << 20)
         measured = [size for size in sizes if size <= enough]
         together = probe.rates(_READ, facts.cpus, measured, effort)
+        own = sum(size <= _own_bytes(facts) for size in measured)
+        for _ in range(_tries(facts, effort)):
+            shares = [b / a for a, b in zip(alone[:own], together[:own], strict=True)]
+            if not shares or median(shares) >= _OWN_SCALING * facts.cores:
+                break
+            time.sleep(effort.pause_s)
+            again = probe.rates(_READ, facts.cpus, measured, effort)
+            together = [max(pair) for pair in zip(together, again, strict=True)]
         together += together[-1:] * (len(sizes) - len(together))
     return tuple(
         (size, _rounded(a / 1e9), _rounded(b / 1e9))
         for size, a, b in zip(sizes, alone, together, strict=True)
     )
+
+
+def _own_bytes(facts: HostFacts) -> int:
+    """Working sets that a core's own caches hold, with room to spare; 0 where it has none."""
+    return max((cache.bytes // 2 for cache in facts.caches if cache.shared_by == 1), default=0)
 
 
 def nominal_machine(facts: HostFacts, isa: str) -> Machine:
