@@ -158,10 +158,15 @@ typedef struct {
     long shift;
 } running;
 
-/* A part works in the same memory in every step: its core's caches hold it. */
+/* A part works in the same memory in every step: its core's caches hold it. Parts that share theirs
+   find each other by the address of their arguments. */
 static void run_part(const void *given, long part)
 {
     const running *job = given;
+    if (job->shift == 0) {
+        job->kernel->part(job->args, part);
+        return;
+    }
     tw_args args = *job->args;
     args.scratch += part * job->shift;
     job->kernel->part(&args, part);

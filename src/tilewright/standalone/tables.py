@@ -72,8 +72,8 @@ class Tables:
     constants  (offset in it, bytes) of what is packed, set by set
     packs      (kernel, first of `numbers`, first of `constants`, how many, bytes when packed)
     reads      what the steps read, step by step
-    steps      (kernel, pack, first read, first of `numbers`, parts, bytes that a part works in,
-               result)
+    steps      (kernel, pack, first read, first of `numbers`, parts, (rooms that they work in, bytes
+               of one), result)
     kept       (offset, bytes) of constants that kernels read, or callers get, as they are
     copies     (array of the caller, from where, bytes)
     numbers    what kernels are told of their size
@@ -84,7 +84,9 @@ class Tables:
     constants: list[tuple[int, int]] = field(default_factory=list)
     packs: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     reads: list[Where] = field(default_factory=list)
-    steps: list[tuple[int, int, int, int, int, int, Where]] = field(default_factory=list)
+    steps: list[tuple[int, int, int, int, int, tuple[int, int], Where]] = field(
+        default_factory=list
+    )
     kept: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, Where, int]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
@@ -124,9 +126,9 @@ class Tables:
             ]
         )
 
-    def _step(self, step: tuple[int, int, int, int, int, int, Where]) -> str:
-        *which, parts, size, result = step
-        return _row((*which, parts, self.scratch.shift(parts, size), result))
+    def _step(self, step: tuple[int, int, int, int, int, tuple[int, int], Where]) -> str:
+        *which, rooms, result = step
+        return _row((*which, self.scratch.shift(*rooms), result))
 
 
 def _row(values: Iterable[object]) -> str:
@@ -198,7 +200,7 @@ class _Making:
         return Tables(
             made.data, made.constants, made.packs, made.reads, made.steps, made.kept, made.copies,
             made.numbers, made.sizes, self.most,
-            Scratch.of((parts, size) for *_, parts, size, _ in made.steps),
+            Scratch.of(rooms for *_, rooms, _ in made.steps),
         )  # fmt: skip
 
     def add(self, one: AtSize) -> None:
@@ -222,7 +224,7 @@ class _Making:
             made.reads.extend(self._where(one, memory.places[name]) for name in operands)
             result = self._where(one, memory.places[task.result])
             made.steps.append(
-                (number, self.packs[mark], first, numbers, call.parts, call.scratch_bytes, result)
+                (number, self.packs[mark], first, numbers, call.parts, call.scratch, result)
             )
         outputs = [name for name, _ in program.outputs]
         made.copies.extend(

@@ -31,6 +31,8 @@ static inline long min_long(long a, long b) { return a < b ? a : b; }
 static inline long max_long(long a, long b) { return a > b ? a : b; }
 """
 
+SHARED = 'long tw_parts_share(void)'
+
 
 def aligned(floats: int) -> int:
     """Floats rounded up to whole cache lines of 64 bytes."""
@@ -99,9 +101,15 @@ def write_head(writer: Writer, group: Group, schedule: Schedule) -> None:
         writer.line()
 
 
-def write_sizes(writer: Writer, parts: int, scratch_floats: int, packed_floats: int) -> None:
-    """The three size functions; scratch is in bytes for one part."""
+def write_sizes(
+    writer: Writer, parts: int, scratch_floats: int, packed_floats: int, shared: bool = False
+) -> None:  # fmt: skip
+    """The three size functions; scratch is in bytes for one part. `shared`: parts use each other's
+    memory, and have one address of arguments; one function more says so.
+    """
     writer.line(f'long tw_parts(void) {{ return {parts}; }}')
     writer.line(f'long tw_scratch_bytes(void) {{ return {4 * aligned(scratch_floats)}; }}')
     writer.line(f'long tw_packed_bytes(void) {{ return {4 * aligned(packed_floats)}; }}')
+    if shared:
+        writer.line(f'{SHARED} {{ return 1; }}')
     writer.line()

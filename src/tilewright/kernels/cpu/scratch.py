@@ -1,7 +1,7 @@
 """Where the parts of kernels that follow each other have their scratch memory.
 
-Goes in: how many parts each kernel has, and the bytes that one works in. Comes out: `Scratch`, by
-which a part lies in the same place whatever the kernel.
+Goes in: how many rooms each kernel has, one for each part or one for all, and the bytes of one.
+Comes out: `Scratch`, by which a part has the same memory whatever the kernel.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ class Scratch:
 
     @classmethod
     def of(cls, kernels: Iterable[tuple[int, int]]) -> Scratch:
-        """[(parts, bytes of a part)] -> [Scratch]"""
+        """[(rooms, bytes of one)] -> [Scratch]"""
         needs = list(kernels)
-        lines = max((-(-size // LINE_BYTES) for parts, size in needs if parts > 1), default=0)
-        step = (
-            lines | 1
-        ) * LINE_BYTES  # an odd number of lines: parts use different sets of a cache
+        lines = max((-(-size // LINE_BYTES) for rooms, size in needs if rooms > 1), default=0)
+        step = (lines | 1) * LINE_BYTES  # odd: parts on one core use different sets of its caches
         made = cls(step, 0)
         return cls(step, max((made.end(*need) for need in needs), default=0))
 
-    def shift(self, parts: int, size: int) -> int:
+    def shift(self, rooms: int, size: int) -> int:
         """How much further apart parts are than a kernel places them."""
-        return self.step - size if parts > 1 and size else 0
+        return self.step - size if rooms > 1 and size else 0
 
-    def end(self, parts: int, size: int) -> int:
+    def end(self, rooms: int, size: int) -> int:
         """Bytes from the beginning of a kernel's first part to the end of its last."""
-        return (parts - 1) * (size + self.shift(parts, size)) + size
+        return (rooms - 1) * (size + self.shift(rooms, size)) + size
+
+
+def rooms(parts: int, size: int, shared: bool) -> tuple[int, int]:
+    """(rooms, bytes of one) of a kernel with so many parts, `size` bytes for each."""
+    return (1, parts * size) if shared else (parts, size)
 
 
 NO_SCRATCH = Scratch(0, 0)

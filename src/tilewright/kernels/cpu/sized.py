@@ -26,6 +26,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from tilewright.errors import ScheduleError
+from tilewright.kernels.cpu.abi import SHARED
+from tilewright.kernels.cpu.scratch import rooms
 
 # Strings, pragmas and fractions are skipped, and digits inside words do not begin a number; group 1
 # is a whole number, which may be written as an unsigned one or as a float that holds it exactly.
@@ -61,6 +63,7 @@ class SizedCall:
     """What a library for many sizes is told of one of them.
 
     packing   what tells apart how constants are packed
+    shared    whether parts share what they work in
     """
 
     numbers: tuple[int, ...]
@@ -68,6 +71,12 @@ class SizedCall:
     scratch_bytes: int
     packed_bytes: int
     packing: str
+    shared: bool = False
+
+    @property
+    def scratch(self) -> tuple[int, int]:
+        """What `Scratch` takes: (rooms, bytes of one)."""
+        return rooms(self.parts, self.scratch_bytes, self.shared)
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,8 @@ class SourceAtSize:
     def call(self, numbers: tuple[int, ...]) -> SizedCall:
         """What a kernel is told to compute as this source does."""
         return SizedCall(
-            numbers, self.parts, self.scratch_bytes, self.packed_bytes, self.packing
+            numbers, self.parts, self.scratch_bytes, self.packed_bytes, self.packing,
+            SHARED in self.frame,
         )  # fmt: skip
 
 

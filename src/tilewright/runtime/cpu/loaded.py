@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tilewright.errors import CheckError
+from tilewright.kernels.cpu.scratch import rooms
 from tilewright.kernels.cpu.sized import SizedCall
 from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
@@ -41,8 +42,8 @@ class Compiled:
 class Library:
     """A loaded kernel: its sizes and functions.
 
-    `packing` tells kernels apart that pack constants in their own ways; `scratch` is how many parts
-    there are, and the bytes that each works in.
+    `packing` tells kernels apart that pack constants in their own ways; `scratch` is how many rooms
+    its parts work in, and the bytes of one.
     """
 
     def __init__(self, path: Path, sized: SizedCall | None = None) -> None:
@@ -59,10 +60,11 @@ class Library:
         if sized is None:
             self.pack, self.packing = library.tw_pack, self.part
             self.parts = int(library.tw_parts())
-            self.scratch = self.parts, int(library.tw_scratch_bytes())
+            shared = hasattr(library, 'tw_parts_share')
+            self.scratch = rooms(self.parts, int(library.tw_scratch_bytes()), shared)
             self.packed_bytes = int(library.tw_packed_bytes())
             return
         self.sizes = (ctypes.c_long * len(sized.numbers))(*sized.numbers)
         self.pack, self.packing = partial(library.tw_pack, self.sizes), sized.packing
         self.parts, self.packed_bytes = sized.parts, sized.packed_bytes
-        self.scratch = sized.parts, sized.scratch_bytes
+        self.scratch = sized.scratch

@@ -17,6 +17,7 @@ from tilewright.errors import ScheduleError
 from tilewright.kernels.cpu.generate import generate
 from tilewright.kernels.cpu.schema import SCHEMAS, is_extended
 from tilewright.machine.machine import Machine
+from tilewright.model.cpu.far_weights import late_seconds
 from tilewright.ops.core import core
 from tilewright.ops.front import has_front
 from tilewright.ops.group import Group
@@ -143,6 +144,21 @@ def choose_every_size(
     ]
     found = _answers(questions, None)
     return [found[question.key] for question in questions]
+
+
+def with_far_weights(
+    group: Group, found: Sequence[Choice], machine: Machine
+) -> tuple[Choice, ...]:  # fmt: skip
+    """Choices of a group by what they take where its weights come from memory in every call."""
+    inner = core(group)
+    later = [
+        replace(c, predicted_s=c.predicted_s + late_seconds(inner, c.schedule, machine))
+        for c in found
+    ]
+    ordered = sorted(later, key=lambda choice: choice.predicted_s)
+    # Only the first is known to be legal for the whole group.
+    able = next(n for n, choice in enumerate(ordered) if is_legal(group, choice.schedule))
+    return tuple(ordered[able:])
 
 
 @lru_cache(maxsize=512)

@@ -29,8 +29,12 @@ Offer = Callable[[Sequence[Group]], Sequence[Sequence[Choice]]]
 
 def weight_limit(program: Program) -> int:
     """Bytes that the packed weights of a network may take: 240 MiB, or 2.2 times its own."""
-    own = sum(array.nbytes for array in program.constants.values())
-    return max(LEAST_BYTES, int(FACTOR * own))
+    return max(LEAST_BYTES, int(FACTOR * own_bytes(program)))
+
+
+def own_bytes(program: Program) -> int:
+    """Bytes of a network's constants, as they are before kernels pack them."""
+    return sum(array.nbytes for array in program.constants.values())
 
 
 def fit(

@@ -17,6 +17,7 @@ from tilewright.graph.recompute import within
 from tilewright.machine.isa import host_isas, host_multiplies
 from tilewright.machine.machine import Machine
 from tilewright.machine.measure import load_machine
+from tilewright.model.cpu.far_weights import are_far
 from tilewright.ops.group import Group
 from tilewright.runtime.cpu.network import Network
 from tilewright.runtime.measure import Progress
@@ -24,9 +25,9 @@ from tilewright.schedule.choice import Choice
 from tilewright.search.fusion import Prices
 from tilewright.store.network_file import Saved
 from tilewright.store.ranges_file import SavedRanges
-from tilewright.targets.cpu.choose import choose_all, choose_frugal
+from tilewright.targets.cpu.choose import choose_all, choose_frugal, with_far_weights
 from tilewright.targets.cpu.cost import CpuCost
-from tilewright.targets.cpu.fitting import fit, weight_limit
+from tilewright.targets.cpu.fitting import fit, own_bytes, weight_limit
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import build_all, distinct
 from tilewright.targets.cpu.price import CpuPrice
@@ -35,7 +36,7 @@ from tilewright.targets.site import Asked, Choices
 from tilewright.targets.target import Report
 
 TRIALS = 4
-KEPT = 4  # choices that are kept for each group, so that there are some with fewer weights
+KEPT = 8  # choices that are kept for each group, so that there are some with fewer weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class CpuSite:
     ) -> dict[str, tuple[Choice, ...]]:
         """[Program] -> the choices for every distinct group, by its digest, the best first.
 
-        Their packed weights fit together, if they all take the first (fitting.py).
+        Their packed weights fit together, if they all take the first (fitting.py). Where no cache
+        keeps the network's weights from call to call, choices are ordered by what they take then.
         """
         groups = distinct(program)
         begin = time.perf_counter()
@@ -118,6 +120,12 @@ class CpuSite:
             list(groups.values()), self.machine, self.threads, _kept(asked), asked.max_rel_err,
             report, asked.algorithm,
         )  # fmt: skip
+
+        if are_far(own_bytes(program), self.machine):
+            found = [
+                with_far_weights(group, choices, self.machine)
+                for group, choices in zip(groups.values(), found, strict=True)
+            ]
 
         def frugal(wanted: Sequence[Group]) -> list[tuple[Choice, ...]]:
             return choose_frugal(wanted, self.machine, self.threads, asked.max_rel_err)

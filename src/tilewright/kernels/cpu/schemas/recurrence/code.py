@@ -78,7 +78,7 @@ class _Unit:
         writer.lines += body.lines
         threads = plan.schedule.threads
         parts = -(-plan.scratch[1] // threads)
-        abi.write_sizes(writer, threads, parts, plan.constants[1])
+        abi.write_sizes(writer, threads, parts, plan.constants[1], shared=threads > 1)
         writer.lines += TEAM.format(parts=threads).splitlines() if threads > 1 else []
         rounds = 2 + plan.rounds
         loop = ROUNDS_TOGETHER if threads > 1 else ROUNDS_ALONE
