@@ -156,18 +156,14 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
             facts, peak_all = describe_host(smt=True), every
     first = facts.cpus[:1]
     peak_one = probe.rates(_FMA, first, [0], effort)[0]
-    for _ in range(_tries(facts, effort)):
-        if peak_all >= _OWN_SCALING * facts.cores * peak_one:
-            break
-        time.sleep(effort.pause_s)
-        peak_all = max(peak_all, probe.rates(_FMA, facts.cpus, [0], effort)[0])
+    peak_all = _undisturbed(probe, facts, effort, peak_one, peak_all)
     if peak_all < _LEAST_SCALING * facts.cores * peak_one and facts.quota is None:
         facts = describe_host(affinity=_core_cpus(probe, facts.cpus, effort))
     clock = probe.rates(_CLOCK, first, [0], effort)[0]
-    curve = _sweep(probe, facts, effort)
     dot_one, dot_all = _dot_peaks(ISAS[isa], facts, effort)
     half_one, half_all = _half_peaks(ISAS[isa], facts, effort)
     tiles = _tile_peaks(ISAS[isa], facts, effort)
+    curve = _sweep(probe, facts, effort)
     caches = with_usable_sizes(facts.caches, curve)
     one, every = boundary_bandwidths(caches, curve)
     machine = Machine(
@@ -190,6 +186,24 @@ def measure_host(facts: HostFacts, isa: str, effort: Effort | None = None) -> Re
         half_all_gflops=_rounded(half_all / 1e9),
     )
     return Record(replace(machine, **tiles), curve)
+
+
+def _peaks(probe: Probe, facts: HostFacts, effort: Effort) -> tuple[float, float]:
+    """What one core multiplies in a second, and all of them."""
+    one, every = (probe.rates(_FMA, cpus, [0], effort)[0] for cpus in (facts.cpus[:1], facts.cpus))
+    return one, max(one, _undisturbed(probe, facts, effort, one, every))
+
+
+def _undisturbed(
+    probe: Probe, facts: HostFacts, effort: Effort, one: float, every: float
+) -> float:  # fmt: skip
+    """The rate of all cores, measured again where it is not what one reaches times their number."""
+    for _ in range(_tries(facts, effort)):
+        if every >= _OWN_SCALING * facts.cores * one:
+            break
+        time.sleep(effort.pause_s)
+        every = max(every, probe.rates(_FMA, facts.cpus, [0], effort)[0])
+    return every
 
 
 def _tries(facts: HostFacts, effort: Effort) -> int:
@@ -236,18 +250,16 @@ def _dot_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> tuple[float, float
     dot = isa.dot(host_dot(isa.name))
     if dot is None or isa.probe == 'portable':
         return 0.0, 0.0
-    probe = Probe(isa, dot)
-    one, every = (probe.rates(_FMA, cpus, [0], effort)[0] for cpus in (facts.cpus[:1], facts.cpus))
-    return dot.products * one, dot.products * max(one, every)
+    one, every = _peaks(Probe(isa, dot), facts, effort)
+    return dot.products * one, dot.products * every
 
 
 def _half_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> tuple[float, float]:
     """Operations a second on f16, of one core and of all; 0 where there are none."""
     if not host_half(isa.name):
         return 0.0, 0.0
-    probe = Probe(isa, half=True)
-    one, every = (probe.rates(_FMA, cpus, [0], effort)[0] for cpus in (facts.cpus[:1], facts.cpus))
-    return 2 * one, 2 * max(one, every)
+    one, every = _peaks(Probe(isa, half=True), facts, effort)
+    return 2 * one, 2 * every
 
 
 def _tile_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> dict[str, float]:
@@ -257,12 +269,9 @@ def _tile_peaks(isa: Isa, facts: HostFacts, effort: Effort) -> dict[str, float]:
     found = {}
     kinds = (('u8', 4, 'tile_{}_gops'), ('bf16', 2, 'bf16_{}_gflops'))
     for dtype, products, name in kinds:
-        probe = Probe(isa, tiles=dtype)
-        one, every = (
-            probe.rates(_FMA, cpus, [0], effort)[0] for cpus in (facts.cpus[:1], facts.cpus)
-        )
+        one, every = _peaks(Probe(isa, tiles=dtype), facts, effort)
         found[name.format('one')] = _rounded(products * one / 1e9)
-        found[name.format('all')] = _rounded(products * max(one, every) / 1e9)
+        found[name.format('all')] = _rounded(products * every / 1e9)
     return found
 
 
