@@ -17,12 +17,9 @@ only the share that computing does not hide (`exposed`). Constants are those of 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-
-import numpy as np
+from functools import cached_property
 
 from tilewright.kernels.cpu import operand
 from tilewright.kernels.cpu.contraction import Contraction, contract
@@ -32,6 +29,7 @@ from tilewright.kernels.cpu.nest import part_extents
 from tilewright.machine.constants import COMMON, TimeConstants
 from tilewright.machine.isa import ISAS, Isa
 from tilewright.machine.machine import Machine
+from tilewright.model.cpu.cache_sets import crowded, overflows
 from tilewright.model.cpu.copies import Copies, copies_of, pieces_of, tile_counts
 from tilewright.model.cpu.pages import PAGE_BYTES, first_misses, second_misses
 from tilewright.model.cpu.prediction import MARGIN, Boundary, Prediction, direct_prediction
@@ -341,34 +339,12 @@ def _lost_line_cycles(case: _Case, extents: Sequence[int], planes: int) -> float
     pieces = run / line if whole else (run + line - 1) / line
     sets = near.bytes // (near.line_bytes * near.ways)
     apart = plane // line, row // line
-    if not whole and case.until_next and _overflows(sets, near.ways, case.until_next, apart):
+    if not whole and case.until_next and overflows(sets, near.ways, case.until_next, apart):
         return case.k.store_line_cycles * planes * rows * pieces
     if along != case.lane:
         return 0.0
-    crowded = _crowded(planes, apart[0], rows, apart[1], sets, near.ways)
-    return case.k.store_line_cycles * crowded * pieces
-
-
-def _overflows(sets: int, ways: int, count: tuple[int, int], apart: tuple[int, int]) -> bool:
-    """Whether a cache loses lines of so many planes and rows, so many lines apart."""
-    ends = (
-        (min(n, sets // math.gcd(a, sets)), a % sets) for n, a in zip(count, apart, strict=True)
-    )
-    return count[0] * count[1] > ways * _sets_used(sets, *ends)
-
-
-@lru_cache(maxsize=4096)
-def _sets_used(sets: int, planes: tuple[int, int], rows: tuple[int, int]) -> int:
-    """Of a cache with so many sets, those of lines in (number, lines apart) of two directions."""
-    down, across = (np.arange(n) * step for n, step in (planes, rows))
-    return len(np.unique(np.add.outer(down, across) % sets))
-
-
-@lru_cache(maxsize=4096)
-def _crowded(planes: int, plane: int, rows: int, row: int, sets: int, ways: int) -> int:
-    """Of one line of each row of each plane, so many lines apart: those in sets that overflow."""
-    held = Counter((p * plane + r * row) % sets for p in range(planes) for r in range(rows))
-    return sum(count for count in held.values() if count > ways)
+    lines = crowded(planes, apart[0], rows, apart[1], sets, near.ways)
+    return case.k.store_line_cycles * lines * pieces
 
 
 def _turned(case: _Case) -> bool:
