@@ -29,10 +29,10 @@ Offer = Callable[[Sequence[Group]], Sequence[Sequence[Choice]]]
 
 def weight_limit(program: Program) -> int:
     """Bytes that the packed weights of a network may take: 240 MiB, or 2.2 times its own."""
-    return max(LEAST_BYTES, int(FACTOR * own_bytes(program)))
+    return max(LEAST_BYTES, int(FACTOR * constant_bytes(program)))
 
 
-def own_bytes(program: Program) -> int:
+def constant_bytes(program: Program) -> int:
     """Bytes of a network's constants, as they are before kernels pack them."""
     return sum(array.nbytes for array in program.constants.values())
 

@@ -27,7 +27,7 @@ from tilewright.store.network_file import Saved
 from tilewright.store.ranges_file import SavedRanges
 from tilewright.targets.cpu.choose import choose_all, choose_frugal, with_far_weights
 from tilewright.targets.cpu.cost import CpuCost
-from tilewright.targets.cpu.fitting import fit, own_bytes, weight_limit
+from tilewright.targets.cpu.fitting import constant_bytes, fit, weight_limit
 from tilewright.targets.cpu.host import thread_count
 from tilewright.targets.cpu.kernels import build_all, distinct
 from tilewright.targets.cpu.price import CpuPrice
@@ -121,7 +121,7 @@ class CpuSite:
             report, asked.algorithm,
         )  # fmt: skip
 
-        if are_far(own_bytes(program), self.machine):
+        if are_far(constant_bytes(program), self.machine):
             found = [
                 with_far_weights(group, choices, self.machine)
                 for group, choices in zip(groups.values(), found, strict=True)
