@@ -316,6 +316,152 @@ static __attribute__((noinline)) void rows_avx2_k3_p1x1(const float *a, const fl
     (void)next;
 }
 
+static __attribute__((noinline)) void rows_avx2_k3_p1x2_copy(const float *a, const float *b, float *out, long count, long lanes, const float *bias, const float *more, const float *next, const float *from)
+{
+    static const int masks[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+    const int *mask = masks + 8 - lanes;
+    __asm__ volatile(
+        "vbroadcastss 0(%[bias]), %%ymm0\n\t"
+        "vmovaps %%ymm0, %%ymm1\n\t"
+        "vbroadcastss 4(%[bias]), %%ymm2\n\t"
+        "vmovaps %%ymm2, %%ymm3\n\t"
+        "vbroadcastss 8(%[bias]), %%ymm4\n\t"
+        "vmovaps %%ymm4, %%ymm5\n\t"
+        "sub $4, %[count]\n\t"
+        "jl 5f\n\t"
+        ".p2align 4\n\t"
+        "6:\n\t"
+        "vmovups 0(%[from]), %%ymm6\n\t"
+        "vmovups %%ymm6, 0(%[b])\n\t"
+        "prefetcht0 1180(%[from])\n\t"
+        "vmovups 32(%[from]), %%ymm7\n\t"
+        "vmovups %%ymm7, 32(%[b])\n\t"
+        "vbroadcastss 0(%[a]), %%ymm8\n\t"
+        "vfmadd231ps %%ymm8, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm8, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 4(%[a]), %%ymm9\n\t"
+        "vfmadd231ps %%ymm9, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm9, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 8(%[a]), %%ymm10\n\t"
+        "vfmadd231ps %%ymm10, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm10, %%ymm7, %%ymm5\n\t"
+        "vmovups 140(%[from]), %%ymm6\n\t"
+        "vmovups %%ymm6, 64(%[b])\n\t"
+        "prefetcht0 1320(%[from])\n\t"
+        "vmovups 172(%[from]), %%ymm7\n\t"
+        "vmovups %%ymm7, 96(%[b])\n\t"
+        "vbroadcastss 12(%[a]), %%ymm11\n\t"
+        "vfmadd231ps %%ymm11, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm11, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 16(%[a]), %%ymm12\n\t"
+        "vfmadd231ps %%ymm12, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm12, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 20(%[a]), %%ymm13\n\t"
+        "vfmadd231ps %%ymm13, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm13, %%ymm7, %%ymm5\n\t"
+        "vmovups 280(%[from]), %%ymm6\n\t"
+        "vmovups %%ymm6, 128(%[b])\n\t"
+        "prefetcht0 1460(%[from])\n\t"
+        "vmovups 312(%[from]), %%ymm7\n\t"
+        "vmovups %%ymm7, 160(%[b])\n\t"
+        "vbroadcastss 24(%[a]), %%ymm14\n\t"
+        "vfmadd231ps %%ymm14, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm14, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 28(%[a]), %%ymm15\n\t"
+        "vfmadd231ps %%ymm15, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm15, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 32(%[a]), %%ymm8\n\t"
+        "vfmadd231ps %%ymm8, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm8, %%ymm7, %%ymm5\n\t"
+        "vmovups 420(%[from]), %%ymm6\n\t"
+        "vmovups %%ymm6, 192(%[b])\n\t"
+        "prefetcht0 1600(%[from])\n\t"
+        "vmovups 452(%[from]), %%ymm7\n\t"
+        "vmovups %%ymm7, 224(%[b])\n\t"
+        "vbroadcastss 36(%[a]), %%ymm9\n\t"
+        "vfmadd231ps %%ymm9, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm9, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 40(%[a]), %%ymm10\n\t"
+        "vfmadd231ps %%ymm10, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm10, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 44(%[a]), %%ymm11\n\t"
+        "vfmadd231ps %%ymm11, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm11, %%ymm7, %%ymm5\n\t"
+        "add $48, %[a]\n\t"
+        "add $256, %[b]\n\t"
+        "add $560, %[from]\n\t"
+        "sub $4, %[count]\n\t"
+        "jge 6b\n\t"
+        "5:\n\t"
+        "add $4, %[count]\n\t"
+        "test %[count], %[count]\n\t"
+        "jz 4f\n\t"
+        ".p2align 4\n\t"
+        "3:\n\t"
+        "vmovups 0(%[from]), %%ymm6\n\t"
+        "vmovups %%ymm6, 0(%[b])\n\t"
+        "prefetcht0 1180(%[from])\n\t"
+        "vmovups 32(%[from]), %%ymm7\n\t"
+        "vmovups %%ymm7, 32(%[b])\n\t"
+        "vbroadcastss 0(%[a]), %%ymm12\n\t"
+        "vfmadd231ps %%ymm12, %%ymm6, %%ymm0\n\t"
+        "vfmadd231ps %%ymm12, %%ymm7, %%ymm1\n\t"
+        "vbroadcastss 4(%[a]), %%ymm13\n\t"
+        "vfmadd231ps %%ymm13, %%ymm6, %%ymm2\n\t"
+        "vfmadd231ps %%ymm13, %%ymm7, %%ymm3\n\t"
+        "vbroadcastss 8(%[a]), %%ymm14\n\t"
+        "vfmadd231ps %%ymm14, %%ymm6, %%ymm4\n\t"
+        "vfmadd231ps %%ymm14, %%ymm7, %%ymm5\n\t"
+        "add $12, %[a]\n\t"
+        "add $64, %[b]\n\t"
+        "add $140, %[from]\n\t"
+        "dec %[count]\n\t"
+        "jnz 3b\n\t"
+        "4:\n\t"
+        "cmp $8, %[lanes]\n\t"
+        "jne 7f\n\t"
+        "mov $0, %k[count]\n\t"
+        "vmovd %k[count], %%xmm15\n\t"
+        "vbroadcastss %%xmm15, %%ymm15\n\t"
+        "vmaxps %%ymm0, %%ymm15, %%ymm0\n\t"
+        "vmaxps %%ymm1, %%ymm15, %%ymm1\n\t"
+        "vmaxps %%ymm2, %%ymm15, %%ymm2\n\t"
+        "vmaxps %%ymm3, %%ymm15, %%ymm3\n\t"
+        "vmaxps %%ymm4, %%ymm15, %%ymm4\n\t"
+        "vmaxps %%ymm5, %%ymm15, %%ymm5\n\t"
+        "vmovups %%ymm0, 0(%[out])\n\t"
+        "vmovups %%ymm1, 32(%[out])\n\t"
+        "vmovups %%ymm2, 140(%[out])\n\t"
+        "vmovups %%ymm3, 172(%[out])\n\t"
+        "vmovups %%ymm4, 280(%[out])\n\t"
+        "vmovups %%ymm5, 312(%[out])\n\t"
+        "jmp 8f\n\t"
+        "7:\n\t"
+        "vmovups (%[mask]), %%ymm15\n\t"
+        "mov $0, %k[count]\n\t"
+        "vmovd %k[count], %%xmm14\n\t"
+        "vbroadcastss %%xmm14, %%ymm14\n\t"
+        "vmaxps %%ymm0, %%ymm14, %%ymm0\n\t"
+        "vmaxps %%ymm1, %%ymm14, %%ymm1\n\t"
+        "vmaxps %%ymm2, %%ymm14, %%ymm2\n\t"
+        "vmaxps %%ymm3, %%ymm14, %%ymm3\n\t"
+        "vmaxps %%ymm4, %%ymm14, %%ymm4\n\t"
+        "vmaxps %%ymm5, %%ymm14, %%ymm5\n\t"
+        "vmovups %%ymm0, 0(%[out])\n\t"
+        "vmaskmovps %%ymm1, %%ymm15, 32(%[out])\n\t"
+        "vmovups %%ymm2, 140(%[out])\n\t"
+        "vmaskmovps %%ymm3, %%ymm15, 172(%[out])\n\t"
+        "vmovups %%ymm4, 280(%[out])\n\t"
+        "vmaskmovps %%ymm5, %%ymm15, 312(%[out])\n\t"
+        "8:\n\t"
+        "vzeroupper\n\t"
+        : [a] "+r"(a), [b] "+r"(b), [count] "+r"(count), [from] "+r"(from)
+        : [out] "r"(out), [bias] "r"(bias), [mask] "r"(mask), [lanes] "r"(lanes)
+        : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory");
+    (void)more;
+    (void)next;
+}
+
 static __attribute__((noinline)) void rows_avx2_k3_p1x2_c3(const float *a, const float *b, float *out, long count, long lanes, const float *bias, const float *more, const float *next, const float *last, float *sums)
 {
     static const int masks[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
@@ -562,15 +708,23 @@ void tw_part(const tw_args *args, long part) {
     for (long n = n_low; n < n_high; n++) {
         for (long block = x_low; block < x_high; block += 48) {
             const long end = min_long(block + 48, x_high);
-            float *to = buffer;
-            for (long x = block; x < end; x += 32, to += 288)
-                copy_tile(args->in[0] + n * 280, to, x, min_long(x + 32, end));
+            const float *image = args->in[0] + n * 280;
             for (long tile = tile_low; tile < tile_high; tile++) {
                 const long k = tile * 3;
                 const long channels = 3;
                 const float *weights = args->packed + k * 8;
                 const float *pixels = buffer;
                 for (long x = block; x < end; x += 16, pixels += 144) {
+                    if (tile == tile_low) {
+                        if (x + 16 <= end && x != 16) {
+                            const long lanes = 8;
+                            float *out = args->out + n * 210 + k * 35 + x;
+                            fetch_result(out, channels, 1);
+                            rows_avx2_k3_p1x2_copy(weights, pixels, out, 8, lanes, e0 + k, NULL, NULL, image + x);
+                            continue;
+                        }
+                        copy_tile(image, (float *)pixels, x, end);
+                    }
                     if (x == 32) {
                         float *sums = buffer + 448;
                         corner_avx2_k3_p3(weights, pixels, sums, 8);

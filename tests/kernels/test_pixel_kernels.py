@@ -64,6 +64,7 @@ def cases(isa: str) -> list[tuple[Group, Schedule]]:
         group = conv2d(n=2, c=5, h=1, w=4 * lanes + more, k=channels, r=1, s=1, bias=True)
         take(group, (3, 1, 2), 2 * lanes)
     take(conv2d(c=9, h=5, w=lanes, k=4, r=1, s=1), (4, 1, 3), 3 * lanes, (('hw', 2),))
+    take(conv2d(c=12, h=3, w=3 * lanes, k=9, r=1, s=1), (3, 1, 3), 3 * lanes, (('k', 2), ('hw', 2)))
     # Rows shorter than a vector: several that follow are in reach of a load behind the last pixel.
     for pixels, channels in itertools.product((1, 2, 3, 7), (2, 5, 9)):
         take(conv2d(c=channels, h=1, w=pixels, k=4, r=1, s=1), (3, 1, 2), 2 * lanes)
@@ -138,6 +139,24 @@ def test_channels_are_shared_out_evenly(size):
     assert len(counts) == -(-size // 9)
     half = len(counts) // 2
     assert abs(sum(counts[:half]) - size * half / len(counts)) < 1  # of each of two threads
+
+
+def test_whole_strips_are_copied_as_they_are_multiplied():
+    """Where nothing comes before the products; what is left of a run is copied by itself."""
+
+    def source(group: Group, tile: tuple[int, int, int]) -> int:
+        schedule = pixels_schedule(flatten(group), 'avx512', tile, 64, (), 'l2')
+        text = generate(group, schedule)
+        copying = '_copy(weights, pixels' in text
+        assert copying == (planned(flatten(group), schedule).source > 0)
+        assert ('copy_tile(image, (float *)pixels, x, end)' in text) == copying
+        return planned(flatten(group), schedule).source
+
+    assert source(conv2d(c=5, h=4, w=17, k=6, r=1, s=1), (3, 1, 2)) == 68
+    assert source(conv2d(c=5, h=1, w=31, k=6, r=1, s=1), (3, 1, 2)) == 0  # no strip is whole
+    assert source(conv2d(c=5, h=1, w=36, k=6, r=1, s=1), (3, 1, 2)) == 0  # nor alone
+    assert source(conv2d(c=5, h=4, w=16, k=6, r=3, s=3, pad=1), (3, 1, 1)) == 0
+    assert source(fronted(SCALED, conv2d(c=5, h=4, w=17, k=6, r=1, s=1)), (3, 1, 2)) == 0
 
 
 def test_masks_are_for_vectors_that_are_not_whole():

@@ -67,6 +67,34 @@ def test_copies_that_nearly_fill_a_cache_are_lost_in_part(name, isa, block, leas
     assert least <= missed(plan, known_machine(name), 1) <= most
 
 
+def test_the_thread_with_most_pixels_is_priced():
+    """196 pixels are 12 vectors and 4 pixels: of two threads one has 96, the other 100."""
+    group = conv2d(c=64, h=14, w=14, k=56, r=1, s=1)
+    two = predicted(group, (12, 1, 2), 128, (('hw', 2),))
+    whole = predicted(conv2d(c=64, h=1, w=192, k=56, r=1, s=1), (12, 1, 2), 128, (('hw', 2),))
+    wider = predicted(conv2d(c=64, h=14, w=16, k=56, r=1, s=1), (12, 1, 2), 128, (('hw', 2),))
+    assert whole.compute_s < two.compute_s < wider.compute_s
+
+
+def test_more_products_hide_more_of_what_their_first_tile_copies():
+    """An input beyond the second cache, in front of tiles of two and of fourteen channels."""
+    group = conv2d(c=256, h=64, w=64, k=28, r=1, s=1)
+    few, many = (
+        predicted(group, (channels, 1, 2), 512).boundaries[2].seconds for channels in (2, 14)
+    )
+    assert many < few
+
+
+def test_what_other_threads_have_written_is_brought_in():
+    """128 KiB lie in any second cache, but not in that of the core that reads them."""
+    group = conv2d(c=128, h=16, w=16, k=128, r=1, s=1)
+    one, two = predicted(group, (14, 1, 2), 256), predicted(group, (14, 1, 2), 256, (('k', 2),))
+    assert one.boundaries[2].seconds == 0
+    assert two.boundaries[2].seconds > 0
+    halves = predicted(group, (14, 1, 2), 256, (('hw', 2),))
+    assert halves.boundaries[2].seconds < two.boundaries[1].seconds
+
+
 def test_half_empty_vectors_cost_as_much_as_full_ones():
     full, empty = (
         predicted(conv2d(c=64, h=16, w=w, k=56, r=3, s=3, pad=1), (14, 2, 1), 16).compute_s

@@ -4,7 +4,8 @@ Goes in: a group, a schedule of the schema, a machine. Comes out: a `Prediction`
 
     compute   every register tile: multiply-adds, loads of pixels (those across a line count twice)
               and of weights, instructions, latency; the busiest of them (MOpt Sec. 6)
-    pack      copying the input, vector by vector, and bringing in its lines
+    pack      copying the input, vector by vector, and bringing in its lines, or what of that a
+              first tile of channels does not hide that copies as it multiplies
     store     asking for lines of results, and storing vectors
     traffic   pixels and weights from where they are held to the first cache, for every tile that
               reads them again; results on their way out
@@ -14,6 +15,7 @@ Constants are those of the outer products (machine/constants.py), but for vector
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -29,11 +31,17 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 COPY_CYCLES = 2.0  # one vector of the input: loaded, stored, later ones asked for
+BESIDE_CYCLES = 0.5  # the same, copied by a micro-kernel
 APART_CYCLES = 1.0  # one element of it where a stride lies between neighbours
 ROW_CYCLES = 25.0  # one row of it: where it begins, what padding it has
 FETCH_CYCLES = 1.5  # one line of results that is asked for
 
 CORNER_CYCLES = 2.0  # one result of the last pixels: alone, through an epilogue in C
+
+# Of the time that lines take which micro-kernels copy, what they wait for at least; and how much of
+# the time of their products hides the rest.
+BESIDE = 0.4
+HIDES = 0.3
 
 KEPT = 0.7  # share of the room in a cache up to which a copy stays whole
 
@@ -76,8 +84,9 @@ def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Predic
     done = tile_work(plan, machine)
     pack, copied = _pack(plan, done.images, done.blocks)
     seen = AGAIN if plan.ahead else 1.0
-    boundaries = boundaries_of(plan, machine, done, done.images * copied, seen)
     cycle_s = cycle_seconds(plan, machine)
+    first = done.compute * cycle_s / done.tiles if plan.source else 0.0
+    boundaries = boundaries_of(plan, machine, done, done.images * copied, seen, first)
     inside = (done.compute * cycle_s, pack * cycle_s, done.store * cycle_s)
     return direct_prediction(group, machine, threads, inside, boundaries)
 
@@ -88,6 +97,7 @@ class TileWork:
 
     images, blocks  images of the thread, and results along rows of each block of one
     results         of all of them
+    tiles           of channels
     """
 
     compute: float
@@ -96,6 +106,7 @@ class TileWork:
     images: int
     blocks: list[int]
     results: int
+    tiles: int
 
 
 def cycle_seconds(plan: PixelsPlan, machine: Machine) -> float:
@@ -110,9 +121,7 @@ def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
     k, shape, sizes = machine.time_constants, plan.shape, plan.sizes
     ways = dict(schedule.parallel)
     images = -(-sizes.get(shape.batch, 1) // ways.get(shape.batch, 1))
-    dealt = -(-plan.axis.size // plan.unit)
-    units = -(-dealt // ways.get(plan.axis.name, 1))
-    results = min(units * plan.unit, plan.axis.size)
+    results = _most_results(plan, ways.get(plan.axis.name, 1))
     tiles = Counter(plan.counts[: -(-len(plan.counts) // ways.get(shape.channels, 1))])
     blocks = [min(plan.block, results - at) for at in range(0, results, plan.block)]
     summed, points = sizes[shape.summed], sizes[shape.summed] * plan.taps
@@ -152,17 +161,26 @@ def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
                 pixels = summed * h * w * plan.lanes * (1 if shape.flat else plan.taps**0.5)
                 near += times * pixels
                 near += times * points * channels if points * channels > held / 2 else 0.0
-    return TileWork(compute, store, near, images, blocks, results * images)
+    return TileWork(compute, store, near, images, blocks, results * images, tiles.total())
+
+
+def _most_results(plan: PixelsPlan, ways: int) -> int:
+    """Results along rows of the thread that has most of them, as code.py deals them out."""
+    count = -(-plan.axis.size // plan.unit)
+    ends = [min(count * i // ways * plan.unit, plan.axis.size) for i in range(ways + 1)]
+    return max(end - start for start, end in itertools.pairwise(ends))
 
 
 def boundaries_of(
-    plan: PixelsPlan, machine: Machine, done: TileWork, read: float, seen: float = 1.0
+    plan: PixelsPlan, machine: Machine, done: TileWork, read: float, seen: float = 1.0,
+    first: float = 0.0,
 ) -> tuple[Boundary, ...]:  # fmt: skip
     """What moves over each boundary, where one thread `read`s so many floats to make its copies;
-    a share of what weights take to come from behind the second cache is `seen`.
+    a share of what weights take to come from behind the second cache is `seen`, and micro-kernels
+    that copy take `first` seconds for their products.
     """
     words, seconds = _traffic(
-        plan, machine, read, done.near, done.results, done.images * len(done.blocks), seen
+        plan, machine, read, done.near, done.results, done.images * len(done.blocks), seen, first
     )
     return tuple(
         Boundary(name, 4 * plan.schedule.threads * n, s)
@@ -188,13 +206,21 @@ def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, floa
     summed, lanes = plan.sizes[plan.shape.summed], plan.lanes
     if plan.shape.flat:
         vectors = sum(-(-size // lanes) for size in blocks) * summed
+        each = BESIDE_CYCLES if plan.source else COPY_CYCLES
         rows = len(blocks) * summed
-        return images * (COPY_CYCLES * vectors + ROW_CYCLES / 4 * rows), vectors * lanes
+        return images * (each * vectors + ROW_CYCLES / 4 * rows), vectors * lanes
     rows = sum(plan.rows_of(size) for size in blocks) * summed
     each = ROW_CYCLES * len(plan.phases)
     floats = plan.columns * len(plan.phases)
     each += floats * (APART_CYCLES if plan.shape.across.step > 1 else COPY_CYCLES / lanes)
     return images * rows * each, rows * min(floats, plan.shape.across.extent)
+
+
+def _of_others(machine: Machine, number: int, threads: int) -> float:
+    """Share of an input that a cache does not have although it has room: in a network, and of
+    new arrays, other cores have written it.
+    """
+    return max(0.0, 1 - machine.caches[number].shared_by / threads) if number else 0.0
 
 
 def _traffic(
@@ -205,6 +231,7 @@ def _traffic(
     results: int,
     blocks: int,
     seen: float,
+    first: float,
 ) -> tuple[list[float], list[float]]:
     """Floats over every boundary for one thread, and the seconds of them that nothing hides.
 
@@ -219,13 +246,17 @@ def _traffic(
     for number in range(len(machine.caches)):
         room = MARGIN * machine.capacity_bytes(number, threads) / 4
         rate = 1e9 * machine.bandwidth_gbps(number + 1, threads) / threads / 4
-        inputs = copied if copied + written + weights > room else 0.0
-        outputs = written if inputs else 0.0
+        whole = copied + written + weights > room
+        inputs = copied if whole else copied * _of_others(machine, number, threads)
+        outputs = written if whole else 0.0
         again = near * (missed(plan, machine, number) if number else 1.0)
         filters = weights * blocks if number and weights > room else 0.0
         exposed = k.exposed[min(number, len(k.exposed) - 1)] * (1 if number else STREAMED)
         words.append(inputs + outputs + again + filters)
         # Copying waits for lines; results and what tiles read again arrive while others compute.
-        waits = k.pack_from * inputs + exposed * (k.written * outputs + again + seen * filters)
-        seconds.append(waits / rate)
+        copying = k.pack_from * inputs / rate
+        hidden = min((1 - BESIDE) * copying, HIDES * first)
+        first -= hidden / HIDES
+        rest = exposed * (k.written * outputs + again + seen * filters)
+        seconds.append(copying - hidden + rest / rate)
     return words, seconds

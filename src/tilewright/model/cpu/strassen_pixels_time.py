@@ -113,5 +113,6 @@ def _work(plan: StrassenPixelsPlan, machine: Machine) -> tuple[TileWork, float]:
             )
             near += times * products * plan.deep * wide * plan.lanes
     sums += images * len(blocks) * plan.sizes[shape.summed] * ROW_CYCLES / 4
-    weights = plan.deep * plan.most * PRODUCTS * len(blocks) * images * sum(tiles.values())
-    return TileWork(compute, store, near + weights, images, blocks, images * results), sums
+    every = tiles.total()
+    weights = plan.deep * plan.most * PRODUCTS * len(blocks) * images * every
+    return TileWork(compute, store, near + weights, images, blocks, images * results, every), sums

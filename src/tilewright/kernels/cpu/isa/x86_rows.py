@@ -27,6 +27,11 @@ more, `corner` apart from channel to channel, have channels across the lanes,
 
 beside the others. Lanes behind the channels have what lies behind the weights.
 
+Kernels with a `source` have a last argument, `const float *from`: pixels are read there, `source`
+floats apart from channel to channel, and stored to `b`, where later kernels read them. Stores have
+units of their own, and lines of channels further on are asked for, so that such a copy takes half
+of the time of one before the products.
+
 Every other weight is broadcast by the multiply-adds themselves on AVX-512 (isa/x86.py says why).
 """
 
@@ -40,6 +45,8 @@ from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.isa.x86 import EMBEDDED_VECTORS, UNROLL
 from tilewright.kernels.cpu.operand import LINE_FLOATS
 from tilewright.machine.isa import ISAS
+
+SOURCE_AHEAD = 8  # channels whose pixels are asked for while one is multiplied
 
 _REGISTER = {64: 'zmm', 32: 'ymm'}  # by bytes of a vector
 
@@ -65,6 +72,7 @@ class RowKernel:
     high: float | None = None
     ahead: int = 0
     corner: int = 0
+    source: int = 0
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
@@ -108,6 +116,26 @@ def emit(kernel: RowKernel) -> str:
     embedded = wide and vectors <= EMBEDDED_VECTORS
     turn = 0
 
+    def beside(number: int) -> list[str]:
+        """The last pixels, with channels across the lanes; their weights begin anywhere, so one
+        vector of them is loaded once where pixels need no register.
+        """
+        nonlocal turn
+        found, weights = [], f'{4 * number * kernel.channels}(%[a])'
+        if corners and wide:
+            held, turn = spare[turn % len(spare)], turn + 1
+            found.append(f'vmovups {weights}, {held}')
+            weights = held
+        for i, target in enumerate(corners):
+            pixel = f'{4 * (number * kernel.corner + i)}(%[last])'
+            if wide:
+                found.append(f'vfmadd231ps {pixel}%{{1to16%}}, {weights}, {target}')
+                continue
+            held, turn = spare[turn % len(spare)], turn + 1
+            found.append(f'vbroadcastss {pixel}, {held}')
+            found.append(f'vfmadd231ps {weights}, {held}, {target}')
+        return found
+
     def iteration(times: int) -> list[str]:
         """So many rows of windows, `row` floats apart where there are several."""
         nonlocal turn
@@ -115,7 +143,15 @@ def emit(kernel: RowKernel) -> str:
         for number, (time, step) in enumerate((t, s) for t in range(times) for s in kernel.steps):
             first = time * (kernel.row if kernel.rows > 1 else kernel.channel) + step
             for v, place in enumerate(kernel.vectors):
-                found.append(f'vmovups {4 * (first + place)}(%[b]), {pixels[v]}')
+                copied = f'{4 * (first + place)}(%[b])'
+                if not kernel.source:
+                    found.append(f'vmovups {copied}, {pixels[v]}')
+                    continue
+                found.append(f'vmovups {4 * (time * kernel.source + place)}(%[from]), {pixels[v]}')
+                found.append(f'vmovups {pixels[v]}, {copied}')
+                if place % LINE_FLOATS == 0:
+                    further = (time + SOURCE_AHEAD) * kernel.source + place + LINE_FLOATS - 1
+                    found.append(f'prefetcht0 {4 * further}(%[from])')
             for k in range(kernel.channels):
                 weight = f'{4 * (number * kernel.channels + k)}(%[a])'
                 targets = [register(k * vectors + v) for v in range(vectors)]
@@ -127,12 +163,7 @@ def emit(kernel: RowKernel) -> str:
                     weight = held
                 for pixel, target in zip(pixels, targets, strict=True):
                     found.append(f'vfmadd231ps {weight}, {pixel}, {target}')
-            weights = f'{4 * number * kernel.channels}(%[a])'
-            for i, target in enumerate(corners):
-                held, turn = spare[turn % len(spare)], turn + 1
-                place = f'{4 * (number * kernel.corner + i)}(%[last])'
-                found.append(f'vbroadcastss {place}, {held}')
-                found.append(f'vfmadd231ps {weights}, {held}, {target}')
+            found += beside(number)
         if corners:
             found.append(f'add ${4 * times * kernel.corner}, %[last]')
         found.append(f'add ${4 * times * len(kernel.steps) * kernel.channels}, %[a]')
@@ -147,13 +178,18 @@ def emit(kernel: RowKernel) -> str:
         if len(kernel.steps) == 1:
             lines += [f'sub ${UNROLL}, %[count]', 'jl 5f', '.p2align 4', '6:', *iteration(UNROLL)]
             lines += [f'add ${4 * UNROLL * kernel.channel}, %[b]']
+            if kernel.source:
+                lines.append(f'add ${4 * UNROLL * kernel.source}, %[from]')
             if kernel.ahead:
                 places = (4 * LINE_FLOATS * line for line in range(kernel.ahead))
                 lines += [f'prefetcht1 {place or ""}(%[next])' for place in places]
                 lines += [f'add ${4 * LINE_FLOATS * kernel.ahead}, %[next]']
             lines += [f'sub ${UNROLL}, %[count]', 'jge 6b', '5:', f'add ${UNROLL}, %[count]']
         lines += ['test %[count], %[count]', 'jz 4f', '.p2align 4', '3:', *iteration(1)]
-        lines += [f'add ${4 * kernel.channel}, %[b]', 'dec %[count]', 'jnz 3b', '4:']
+        lines += [f'add ${4 * kernel.channel}, %[b]']
+        if kernel.source:
+            lines.append(f'add ${4 * kernel.source}, %[from]')
+        lines += ['dec %[count]', 'jnz 3b', '4:']
     for i, register_name in enumerate(corners):
         lines.append(f'vmovups {register_name}, {4 * lanes * i}(%[sums])')
     if wide:
@@ -168,6 +204,7 @@ def emit(kernel: RowKernel) -> str:
     operands += ', [left] "=&r"(left)' if kernel.rows > 1 else ''
     operands += ', [next] "+r"(next)' if kernel.ahead else ''
     operands += ', [last] "+r"(last)' if kernel.corner else ''
+    operands += ', [from] "+r"(from)' if kernel.source else ''
     inputs = '[out] "r"(out)' + (', [bias] "r"(bias)' if kernel.bias else '')
     inputs += ', [more] "r"(more)' if kernel.more else ''
     inputs += ', [mask] "r"(mask)' + ('' if wide else ', [lanes] "r"(lanes)')
@@ -184,7 +221,8 @@ def emit(kernel: RowKernel) -> str:
     head = (
         f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
         f'float *out, long count, long lanes, const float *bias, const float *more, '
-        f'const float *next{", const float *last, float *sums" if kernel.corner else ""})'
+        f'const float *next{", const float *last, float *sums" if kernel.corner else ""}'
+        f'{", const float *from" if kernel.source else ""})'
     )
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 

@@ -100,7 +100,7 @@ def plan_across(group: Group, schedule: Schedule) -> AcrossPlan:
     parallel = tuple((axis if d == down else d, ways) for d, ways in schedule.parallel)
     pack, tile = schedule.pack, (reg[shape.channels], 1, wide)
     made = plan_pixels(flat, pixels_schedule(flat, schedule.isa, tile, block, parallel, pack))
-    made = replace(made, corners=False)
+    made = replace(made, corners=False, copies=False)
     heights = tile_sets(last.main, schedule, 1)[down]
     sliding = plan_planes(
         slides, schedule.isa, option(schedule, 'lanes'), heights, option(schedule, 'rows')

@@ -9,6 +9,9 @@ Goes in: a plan (plan.py). Comes out: C with the ABI of kernels/cpu/abi.py.
           for each tile of rows and vectors         micro-kernel (isa/x86_rows.py): sums, what
                                                     follows them, stores
 
+Where nothing comes before the products, micro-kernels of the first tile of channels copy whole
+strips of pixels on their way, and only what is left of a block is copied by itself.
+
 Where lanes are channels (schemas/outer) sums go through a buffer and are transposed on their way
 out, and every pixel is copied by itself; here neither is.
 """
@@ -77,6 +80,9 @@ def write_kernels(writer: Writer, plan: PixelsPlan) -> None:
     emitter = resolve(ISAS[plan.schedule.isa].rows_emit)
     for channels, high, wide in variants(plan):
         writer.lines += [*emitter(plan.kernel(channels, high, wide)).splitlines(), '']
+    for channels, high, wide in copying(plan):
+        kernel = plan.kernel(channels, high, wide, copies=True)
+        writer.lines += [*emitter(kernel).splitlines(), '']
     for channels in sorted(set(plan.counts), reverse=True) if plan.corner else ():
         if plan.joined:
             joined = plan.kernel(channels, 1, plan.wide, plan.corner)
@@ -97,6 +103,11 @@ def variants(plan: PixelsPlan) -> list[tuple[int, int, int]]:
     """Channels, rows and vectors of every register tile that occurs."""
     channels = sorted(set(plan.counts), reverse=True)
     return [(k, h, w) for k in channels for h in _highs(plan) for w in _wides(plan)]
+
+
+def copying(plan: PixelsPlan) -> list[tuple[int, int, int]]:
+    """Those among them that copy their pixels, too: strips that are whole."""
+    return [v for v in variants(plan) if v[1:] == (1, plan.wide)] if plan.source else []
 
 
 def _highs(plan: PixelsPlan) -> list[int]:
@@ -341,7 +352,9 @@ def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> Non
     source = plan.front.source if plan.front else image
     numbers = ''.join(f', {pointer(n.tensor)}' for n in (plan.front.numbers if plan.front else ()))
     copy = [f'copy_tile({pointer(source)} + n * {size}, buffer, block, end{numbers});']
-    if plan.shape.flat:
+    if plan.source:
+        copy = [f'const float *image = {pointer(source)} + n * {size};']
+    elif plan.shape.flat:
         step, floats = STRIPS_TOGETHER * plan.strip, STRIPS_TOGETHER * plan.strip_floats
         copy = [
             'float *to = buffer;',
@@ -427,6 +440,8 @@ def _write_flat(writer: Writer, plan: PixelsPlan) -> None:
     lanes, strip, size = plan.lanes, plan.strip, plan.shape.across.size
     writer.line('const float *pixels = buffer;')
     writer.open(f'for (long x = block; x < end; x += {strip}, pixels += {plan.strip_floats})')
+    if plan.source:
+        _write_copying(writer, plan)
     if plan.corner:
         writer.open(f'if (x == {size - plan.corner})')
         _write_corner_call(writer, plan)
@@ -448,6 +463,22 @@ def _write_flat(writer: Writer, plan: PixelsPlan) -> None:
     writer.line(f'const long vectors = min_long({plan.wide}, (end - x + {lanes - 1}) / {lanes});')
     writer.line(f'const long lanes = min_long({lanes}, end - x - (vectors - 1) * {lanes});')
     _write_call(writer, plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''))
+    writer.close()
+
+
+def _write_copying(writer: Writer, plan: PixelsPlan) -> None:
+    """In the first tile of channels: the strip at x is copied as it is multiplied, or before."""
+    strip, size = plan.strip, plan.shape.across.size
+    writer.open('if (tile == tile_low)')
+    alone = f' && x != {size - plan.corner - strip}' if plan.joined else ''
+    writer.open(f'if (x + {strip} <= end{alone})')
+    writer.line(f'const long lanes = {plan.lanes};')
+    _write_call(
+        writer, plan, lambda d: {plan.shape.across.name: 'x'}.get(d, ''), copying(plan), copies=True
+    )
+    writer.line('continue;')
+    writer.close()
+    writer.line('copy_tile(image, (float *)pixels, x, end);')
     writer.close()
 
 
@@ -513,10 +544,11 @@ def _placed(
 
 def _write_call(
     writer: Writer, plan: PixelsPlan, at: Callable[[str], str],
-    tiles: Sequence[tuple[int, int, int]] = (), corner: int = 0,
+    tiles: Sequence[tuple[int, int, int]] = (), corner: int = 0, copies: bool = False,
 ) -> None:  # fmt: skip
     """The micro-kernel that fits this tile, of all or of these; `at` says where it begins along
-    pixels, `corner` how many of the last pixels it computes as well.
+    pixels, `corner` how many of the last pixels it computes as well, `copies` that it copies its
+    pixels.
     """
     shape, sizes = plan.shape, plan.sizes
     out, const = access_strides(plan.group, plan.group.main.write)
@@ -537,6 +569,7 @@ def _write_call(
     far = f'weights + channels * {floats} + (x - block) / {plan.strip} * {share}'
     given += far if plan.ahead else 'NULL'
     given += f', pixels + {plan.strip_floats}, sums' if corner else ''
+    given += ', image + x' if copies else ''
     chosen = tiles or variants(plan)
     sets = [{v[i] for v in chosen} for i in range(3)]
     for number, variant in enumerate(chosen):
@@ -547,12 +580,14 @@ def _write_call(
             )
             if len(values) > 1
         ]
-        name, last = kernel_name(plan.schedule.isa, *variant, corner), number + 1 == len(chosen)
+        name = kernel_name(plan.schedule.isa, *variant, corner, copies)
+        last = number + 1 == len(chosen)
         if len(chosen) > 1:
             test = '' if last else f'if ({" && ".join(tests)})'
             writer.line(f'{"else " if number else ""}{test}'.rstrip())
         writer.line(f'{"    " if len(chosen) > 1 else ""}{name}({given});')
     if plan.finish is None:
         places = ''.join(f', {operand(item.name)}' for item in plan.epilogue.operands)
-        width = f'{plan.strip}' if corner else f'(vectors - 1) * {plan.lanes} + lanes'
+        whole = corner or copies
+        width = f'{plan.strip}' if whole else f'(vectors - 1) * {plan.lanes} + lanes'
         writer.line(f'finish(out, channels, {high}, {width}{places});')

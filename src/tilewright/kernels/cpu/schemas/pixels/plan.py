@@ -26,7 +26,7 @@ from tilewright.kernels.cpu.contraction import check_plain, contract, vector_can
 from tilewright.kernels.cpu.front import Front, plan_cpu_front
 from tilewright.kernels.cpu.isa import micro
 from tilewright.kernels.cpu.isa.x86 import UNROLL
-from tilewright.kernels.cpu.isa.x86_rows import RowKernel, registers_needed
+from tilewright.kernels.cpu.isa.x86_rows import SOURCE_AHEAD, RowKernel, registers_needed
 from tilewright.kernels.cpu.operand import LINE_FLOATS, odd_lines
 from tilewright.kernels.cpu.pointwise import Epilogue, Operand, access_strides, typed_epilogue
 from tilewright.kernels.cpu.schemas.outer.finish import Finished, read_finish
@@ -164,7 +164,7 @@ class PixelsPlan:
     channels of one, `block` the results along rows (or along the run of pixels) whose input is
     copied at once. `dealt`: results along rows that threads deal out together (0: one row, or one
     vector of the run of pixels). `corners`: the last few pixels of a run are computed by themselves
-    (corner.py).
+    (corner.py). `copies`: micro-kernels may copy pixels as they multiply them.
     """
 
     group: Group
@@ -179,6 +179,7 @@ class PixelsPlan:
     block: int
     dealt: int = 0
     corners: bool = True
+    copies: bool = True
 
     @property
     def lanes(self) -> int:
@@ -229,6 +230,16 @@ class PixelsPlan:
     def packed_end(self) -> int:
         """Floats of packed weights, and of lanes behind the last that are read."""
         return self.packed_floats + (self.lanes if self.corner else 0)
+
+    @property
+    def source(self) -> int:
+        """Floats from channel to channel of the input, where the first tile of channels copies
+        whole strips as it multiplies them; 0 where all are copied before.
+        """
+        size = self.shape.across.size
+        alone = self.copies and self.shape.flat and self.front is None
+        whole = size - self.corner - self.strip if self.joined else size // self.strip
+        return size if alone and whole else 0
 
     @property
     def taps(self) -> int:
@@ -333,9 +344,11 @@ class PixelsPlan:
         lines = -(-UNROLL * self.most // LINE_FLOATS)
         return -(-lines // max(1, min(self.block, self.shape.across.size) // self.strip))
 
-    def kernel(self, channels: int, high: int, wide: int, corner: int = 0) -> RowKernel:
+    def kernel(
+        self, channels: int, high: int, wide: int, corner: int = 0, copies: bool = False
+    ) -> RowKernel:
         """The micro-kernel of a register tile: vectors of `high` rows, `wide` in each, and so many
-        of the last pixels.
+        of the last pixels; `copies`: that reads pixels from the input, and copies them.
         """
         out, _ = access_strides(self.group, self.group.main.write)
         steps, rows = self.steps()
@@ -353,13 +366,14 @@ class PixelsPlan:
             self.tap_row,
             self.channel,
             out[self.shape.channels],
-            kernel_name(self.schedule.isa, channels, high, wide, corner),
+            kernel_name(self.schedule.isa, channels, high, wide, corner, copies),
             bool(finish.bias),
             bool(finish.more),
             finish.low,
             finish.high,
             self.ahead,
             corner,
+            self.source if copies else 0,
         )
 
     @property
@@ -368,8 +382,11 @@ class PixelsPlan:
         return abi.aligned(self.buffer_floats + LINE_FLOATS) + abi.aligned(corner)
 
 
-def kernel_name(isa: str, channels: int, high: int, wide: int, corner: int = 0) -> str:
-    return f'rows_{isa}_k{channels}_p{high}x{wide}' + (f'_c{corner}' if corner else '')
+def kernel_name(
+    isa: str, channels: int, high: int, wide: int, corner: int = 0, copies: bool = False
+) -> str:
+    further = (f'_c{corner}' if corner else '') + ('_copy' if copies else '')
+    return f'rows_{isa}_k{channels}_p{high}x{wide}{further}'
 
 
 def plan_pixels(group: Group, schedule: Schedule) -> PixelsPlan:
@@ -430,6 +447,7 @@ def plan_pixels(group: Group, schedule: Schedule) -> PixelsPlan:
     kernel = plan.kernel(plan.counts[0], high, wide)
     reach = 4 * (kernel.pitch * kernel.channels + max(kernel.places))
     reach = max(reach, 16 * (kernel.channel + max(kernel.steps) + max(kernel.vectors)))
+    reach = max(reach, 4 * (UNROLL + SOURCE_AHEAD) * plan.source)
     if reach > micro.REACH_BYTES:
         raise ScheduleError(f'{label}: {reach} bytes are further than an instruction addresses')
     return plan

@@ -154,8 +154,11 @@ class StrassenPixelsPlan(PixelsPlan):
         """What follows the sums, on vectors."""
         return plan_vector_epilogue(self.group)
 
-    def kernel(self, channels: int, high: int, wide: int, corner: int = 0) -> RowKernel:
+    def kernel(
+        self, channels: int, high: int, wide: int, corner: int = 0, copies: bool = False
+    ) -> RowKernel:
         """The micro-kernel of one product of a piece."""
+        assert not copies
         places = tuple(v * self.lanes for v in range(wide))
         name = kernel_name(self.schedule.isa, channels, high, wide, corner)
         return RowKernel(
@@ -212,7 +215,7 @@ def plan_strassen_pixels(group: Group, schedule: Schedule) -> StrassenPixelsPlan
         )
     inner = plan_pixels(group, replace(schedule, schema='pixels', options=()))
     values = {f.name: getattr(inner, f.name) for f in fields(PixelsPlan)}
-    values |= {'schedule': schedule, 'dealt': 2 * inner.strip}
+    values |= {'schedule': schedule, 'dealt': 2 * inner.strip, 'copies': False}
     plan = StrassenPixelsPlan(**values)
     if plan.block % plan.pair:
         raise ScheduleError(
