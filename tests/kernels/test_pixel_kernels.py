@@ -64,6 +64,7 @@ def cases(isa: str) -> list[tuple[Group, Schedule]]:
         group = conv2d(n=2, c=5, h=1, w=4 * lanes + more, k=channels, r=1, s=1, bias=True)
         take(group, (3, 1, 2), 2 * lanes)
     take(conv2d(c=9, h=5, w=lanes, k=4, r=1, s=1), (4, 1, 3), 3 * lanes, (('hw', 2),))
+    take(conv2d(c=4, h=3, w=2 * lanes, k=4, r=1, s=1), (4, 1, 2), 2 * lanes, (('k', 2),))  # idle
     take(conv2d(c=12, h=3, w=3 * lanes, k=9, r=1, s=1), (3, 1, 3), 3 * lanes, (('k', 2), ('hw', 2)))
     # Rows shorter than a vector: several that follow are in reach of a load behind the last pixel.
     for pixels, channels in itertools.product((1, 2, 3, 7), (2, 5, 9)):
@@ -148,13 +149,14 @@ def test_whole_strips_are_copied_as_they_are_multiplied():
         schedule = pixels_schedule(flatten(group), 'avx512', tile, 64, (), 'l2')
         text = generate(group, schedule)
         copying = '_copy(weights, pixels' in text
-        assert copying == (planned(flatten(group), schedule).source > 0)
+        assert copying == (planned(flatten(group), schedule).source_pitch > 0)
         assert ('copy_tile(image, (float *)pixels, x, end)' in text) == copying
-        return planned(flatten(group), schedule).source
+        return planned(flatten(group), schedule).source_pitch
 
     assert source(conv2d(c=5, h=4, w=17, k=6, r=1, s=1), (3, 1, 2)) == 68
     assert source(conv2d(c=5, h=1, w=31, k=6, r=1, s=1), (3, 1, 2)) == 0  # no strip is whole
     assert source(conv2d(c=5, h=1, w=36, k=6, r=1, s=1), (3, 1, 2)) == 0  # nor alone
+    assert source(conv2d(c=5, h=1, w=3, k=6, r=1, s=1), (3, 1, 2)) == 0  # nor is there any
     assert source(conv2d(c=5, h=4, w=16, k=6, r=3, s=3, pad=1), (3, 1, 1)) == 0
     assert source(fronted(SCALED, conv2d(c=5, h=4, w=17, k=6, r=1, s=1)), (3, 1, 2)) == 0
 
@@ -200,6 +202,13 @@ def test_choices_fill_the_registers_and_none_are_illegal():
 def test_other_groups_are_refused(group, why):
     assert why in why_no_pixels(group)
     assert not list(SCHEMAS['pixels'].choices(group, 'avx512', 1, 3))
+
+
+def test_windows_are_not_copied_by_micro_kernels():
+    with pytest.raises(ScheduleError, match='one point of a window'):
+        RowKernel(
+            'avx2', 2, (0,), (0,), (0,), (0, 1), 1, 0, 16, 64, 'rows', source_pitch=16
+        )  # fmt: skip
 
 
 def test_a_tile_that_needs_more_registers_is_refused():

@@ -92,7 +92,7 @@ def test_what_other_threads_have_written_is_brought_in():
     assert one.boundaries[2].seconds == 0
     assert two.boundaries[2].seconds > 0
     halves = predicted(group, (14, 1, 2), 256, (('hw', 2),))
-    assert halves.boundaries[2].seconds < two.boundaries[1].seconds
+    assert halves.boundaries[2].seconds < two.boundaries[2].seconds
 
 
 def test_half_empty_vectors_cost_as_much_as_full_ones():

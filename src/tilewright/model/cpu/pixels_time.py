@@ -31,16 +31,16 @@ from tilewright.ops.group import Group
 from tilewright.schedule.schedule import Schedule
 
 COPY_CYCLES = 2.0  # one vector of the input: loaded, stored, later ones asked for
-BESIDE_CYCLES = 0.5  # the same, copied by a micro-kernel
+BESIDE_CYCLES = 0.5  # the same, by a micro-kernel as it multiplies
 APART_CYCLES = 1.0  # one element of it where a stride lies between neighbours
 ROW_CYCLES = 25.0  # one row of it: where it begins, what padding it has
 FETCH_CYCLES = 1.5  # one line of results that is asked for
 
 CORNER_CYCLES = 2.0  # one result of the last pixels: alone, through an epilogue in C
 
-# Of the time that lines take which micro-kernels copy, what they wait for at least; and how much of
-# the time of their products hides the rest.
-BESIDE = 0.4
+# Of the time that lines take which micro-kernels copy, what they wait for at least; and the share
+# of the time of their products that hides the rest.
+LEAST_WAIT = 0.4
 HIDES = 0.3
 
 KEPT = 0.7  # share of the room in a cache up to which a copy stays whole
@@ -85,7 +85,8 @@ def predict_pixels(group: Group, schedule: Schedule, machine: Machine) -> Predic
     pack, copied = _pack(plan, done.images, done.blocks)
     seen = AGAIN if plan.ahead else 1.0
     cycle_s = cycle_seconds(plan, machine)
-    first = done.compute * cycle_s / done.tiles if plan.source else 0.0
+    beside = sum(map(plan.copied_beside, done.blocks)) if plan.source_pitch else 0
+    first = done.compute * cycle_s / done.tiles * beside / sum(done.blocks)
     boundaries = boundaries_of(plan, machine, done, done.images * copied, seen, first)
     inside = (done.compute * cycle_s, pack * cycle_s, done.store * cycle_s)
     return direct_prediction(group, machine, threads, inside, boundaries)
@@ -121,7 +122,7 @@ def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
     k, shape, sizes = machine.time_constants, plan.shape, plan.sizes
     ways = dict(schedule.parallel)
     images = -(-sizes.get(shape.batch, 1) // ways.get(shape.batch, 1))
-    results = _most_results(plan, ways.get(plan.axis.name, 1))
+    results = most_results(plan, ways.get(plan.axis.name, 1))
     tiles = Counter(plan.counts[: -(-len(plan.counts) // ways.get(shape.channels, 1))])
     blocks = [min(plan.block, results - at) for at in range(0, results, plan.block)]
     summed, points = sizes[shape.summed], sizes[shape.summed] * plan.taps
@@ -164,7 +165,7 @@ def tile_work(plan: PixelsPlan, machine: Machine) -> TileWork:
     return TileWork(compute, store, near, images, blocks, results * images, tiles.total())
 
 
-def _most_results(plan: PixelsPlan, ways: int) -> int:
+def most_results(plan: PixelsPlan, ways: int) -> int:
     """Results along rows of the thread that has most of them, as code.py deals them out."""
     count = -(-plan.axis.size // plan.unit)
     ends = [min(count * i // ways * plan.unit, plan.axis.size) for i in range(ways + 1)]
@@ -206,9 +207,11 @@ def _pack(plan: PixelsPlan, images: int, blocks: list[int]) -> tuple[float, floa
     summed, lanes = plan.sizes[plan.shape.summed], plan.lanes
     if plan.shape.flat:
         vectors = sum(-(-size // lanes) for size in blocks) * summed
-        each = BESIDE_CYCLES if plan.source else COPY_CYCLES
+        beside = sum(map(plan.copied_beside, blocks)) // lanes * summed if plan.source_pitch else 0
+        cycles = COPY_CYCLES * (vectors - beside) + BESIDE_CYCLES * beside
+        # Without a price for the beginning of a block small ones look as good as large ones.
         rows = len(blocks) * summed
-        return images * (each * vectors + ROW_CYCLES / 4 * rows), vectors * lanes
+        return images * (cycles + ROW_CYCLES / 4 * rows), vectors * lanes
     rows = sum(plan.rows_of(size) for size in blocks) * summed
     each = ROW_CYCLES * len(plan.phases)
     floats = plan.columns * len(plan.phases)
@@ -255,7 +258,7 @@ def _traffic(
         words.append(inputs + outputs + again + filters)
         # Copying waits for lines; results and what tiles read again arrive while others compute.
         copying = k.pack_from * inputs / rate
-        hidden = min((1 - BESIDE) * copying, HIDES * first)
+        hidden = min((1 - LEAST_WAIT) * copying, HIDES * first)
         first -= hidden / HIDES
         rest = exposed * (k.written * outputs + again + seen * filters)
         seconds.append(copying - hidden + rest / rate)

@@ -13,7 +13,6 @@ Goes in: a group, a schedule of the schema, a machine. Comes out: a `Prediction`
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
 from tilewright.kernels.cpu.schemas.strassen_pixels.plan import (
@@ -31,6 +30,7 @@ from tilewright.model.cpu.pixels_time import (
     boundaries_of,
     corner_cycles,
     cycle_seconds,
+    most_results,
     step_cycles,
 )
 from tilewright.model.cpu.prediction import Prediction, bound_times
@@ -74,9 +74,7 @@ def _work(plan: StrassenPixelsPlan, machine: Machine) -> tuple[TileWork, float]:
     schedule, isa, k = plan.schedule, ISAS[plan.schedule.isa], machine.time_constants
     ways, shape = dict(schedule.parallel), plan.shape
     images = -(-plan.sizes.get(shape.batch, 1) // ways.get(shape.batch, 1))
-    several, units = ways.get(shape.across.name, 1), -(-plan.axis.size // plan.unit)
-    ends = [min(units * i // several * plan.unit, plan.axis.size) for i in range(several + 1)]
-    results = max(end - start for start, end in itertools.pairwise(ends))
+    results = most_results(plan, ways.get(shape.across.name, 1))
     tiles = Counter(plan.counts[: -(-len(plan.counts) // ways.get(shape.channels, 1))])
     blocks = [min(plan.block, results - at) for at in range(0, results, plan.block)]
     before, behind = additions(1)

@@ -27,10 +27,10 @@ more, `corner` apart from channel to channel, have channels across the lanes,
 
 beside the others. Lanes behind the channels have what lies behind the weights.
 
-Kernels with a `source` have a last argument, `const float *from`: pixels are read there, `source`
-floats apart from channel to channel, and stored to `b`, where later kernels read them. Stores have
-units of their own, and lines of channels further on are asked for, so that such a copy takes half
-of the time of one before the products.
+Kernels with a `source_pitch` have a last argument, `const float *from`: pixels are read there, so
+many floats apart from channel to channel, and stored to `b`, where later kernels read them. Stores
+have units of their own, and lines of channels further on are asked for: such a copy takes less time
+than one before the products (docs/model.md).
 
 Every other weight is broadcast by the multiply-adds themselves on AVX-512 (isa/x86.py says why).
 """
@@ -72,12 +72,17 @@ class RowKernel:
     high: float | None = None
     ahead: int = 0
     corner: int = 0
-    source: int = 0
+    source_pitch: int = 0
 
     def __post_init__(self) -> None:
         isa = ISAS[self.isa]
         if isa.vector_bytes not in _REGISTER or isa.arch != 'x86_64':
             raise ScheduleError(f'{self.name}: {self.isa} has no micro-kernels along rows')
+        if self.source_pitch and (self.rows > 1 or len(self.steps) > 1 or self.corner):
+            raise ScheduleError(
+                f'{self.name}: pixels are copied where one point of a window is read alone, not '
+                f'{self.rows} x {len(self.steps)} with {self.corner} more pixels'
+            )
         need = registers_needed(self.channels, len(self.vectors)) + self.corner
         if need > isa.registers:
             raise ScheduleError(
@@ -116,7 +121,7 @@ def emit(kernel: RowKernel) -> str:
     embedded = wide and vectors <= EMBEDDED_VECTORS
     turn = 0
 
-    def beside(number: int) -> list[str]:
+    def last_pixels(number: int) -> list[str]:
         """The last pixels, with channels across the lanes; their weights begin anywhere, so one
         vector of them is loaded once where pixels need no register.
         """
@@ -144,13 +149,15 @@ def emit(kernel: RowKernel) -> str:
             first = time * (kernel.row if kernel.rows > 1 else kernel.channel) + step
             for v, place in enumerate(kernel.vectors):
                 copied = f'{4 * (first + place)}(%[b])'
-                if not kernel.source:
+                if not kernel.source_pitch:
                     found.append(f'vmovups {copied}, {pixels[v]}')
                     continue
-                found.append(f'vmovups {4 * (time * kernel.source + place)}(%[from]), {pixels[v]}')
+                found.append(
+                    f'vmovups {4 * (time * kernel.source_pitch + place)}(%[from]), {pixels[v]}'
+                )
                 found.append(f'vmovups {pixels[v]}, {copied}')
                 if place % LINE_FLOATS == 0:
-                    further = (time + SOURCE_AHEAD) * kernel.source + place + LINE_FLOATS - 1
+                    further = (time + SOURCE_AHEAD) * kernel.source_pitch + place + LINE_FLOATS - 1
                     found.append(f'prefetcht0 {4 * further}(%[from])')
             for k in range(kernel.channels):
                 weight = f'{4 * (number * kernel.channels + k)}(%[a])'
@@ -163,7 +170,7 @@ def emit(kernel: RowKernel) -> str:
                     weight = held
                 for pixel, target in zip(pixels, targets, strict=True):
                     found.append(f'vfmadd231ps {weight}, {pixel}, {target}')
-            found += beside(number)
+            found += last_pixels(number)
         if corners:
             found.append(f'add ${4 * times * kernel.corner}, %[last]')
         found.append(f'add ${4 * times * len(kernel.steps) * kernel.channels}, %[a]')
@@ -178,8 +185,8 @@ def emit(kernel: RowKernel) -> str:
         if len(kernel.steps) == 1:
             lines += [f'sub ${UNROLL}, %[count]', 'jl 5f', '.p2align 4', '6:', *iteration(UNROLL)]
             lines += [f'add ${4 * UNROLL * kernel.channel}, %[b]']
-            if kernel.source:
-                lines.append(f'add ${4 * UNROLL * kernel.source}, %[from]')
+            if kernel.source_pitch:
+                lines.append(f'add ${4 * UNROLL * kernel.source_pitch}, %[from]')
             if kernel.ahead:
                 places = (4 * LINE_FLOATS * line for line in range(kernel.ahead))
                 lines += [f'prefetcht1 {place or ""}(%[next])' for place in places]
@@ -187,8 +194,8 @@ def emit(kernel: RowKernel) -> str:
             lines += [f'sub ${UNROLL}, %[count]', 'jge 6b', '5:', f'add ${UNROLL}, %[count]']
         lines += ['test %[count], %[count]', 'jz 4f', '.p2align 4', '3:', *iteration(1)]
         lines += [f'add ${4 * kernel.channel}, %[b]']
-        if kernel.source:
-            lines.append(f'add ${4 * kernel.source}, %[from]')
+        if kernel.source_pitch:
+            lines.append(f'add ${4 * kernel.source_pitch}, %[from]')
         lines += ['dec %[count]', 'jnz 3b', '4:']
     for i, register_name in enumerate(corners):
         lines.append(f'vmovups {register_name}, {4 * lanes * i}(%[sums])')
@@ -204,7 +211,7 @@ def emit(kernel: RowKernel) -> str:
     operands += ', [left] "=&r"(left)' if kernel.rows > 1 else ''
     operands += ', [next] "+r"(next)' if kernel.ahead else ''
     operands += ', [last] "+r"(last)' if kernel.corner else ''
-    operands += ', [from] "+r"(from)' if kernel.source else ''
+    operands += ', [from] "+r"(from)' if kernel.source_pitch else ''
     inputs = '[out] "r"(out)' + (', [bias] "r"(bias)' if kernel.bias else '')
     inputs += ', [more] "r"(more)' if kernel.more else ''
     inputs += ', [mask] "r"(mask)' + ('' if wide else ', [lanes] "r"(lanes)')
@@ -222,7 +229,7 @@ def emit(kernel: RowKernel) -> str:
         f'static __attribute__((noinline)) void {kernel.name}(const float *a, const float *b, '
         f'float *out, long count, long lanes, const float *bias, const float *more, '
         f'const float *next{", const float *last, float *sums" if kernel.corner else ""}'
-        f'{", const float *from" if kernel.source else ""})'
+        f'{", const float *from" if kernel.source_pitch else ""})'
     )
     return '\n'.join([head, '{', *(f'    {line}' for line in body), '}', ''])
 

@@ -10,7 +10,8 @@ Goes in: a plan (plan.py). Comes out: C with the ABI of kernels/cpu/abi.py.
                                                     follows them, stores
 
 Where nothing comes before the products, micro-kernels of the first tile of channels copy whole
-strips of pixels on their way, and only what is left of a block is copied by itself.
+strips of pixels on their way; what is left of a block is copied by itself, and so is a strip whose
+micro-kernel computes the last pixels as well.
 
 Where lanes are channels (schemas/outer) sums go through a buffer and are transposed on their way
 out, and every pixel is copied by itself; here neither is.
@@ -107,7 +108,7 @@ def variants(plan: PixelsPlan) -> list[tuple[int, int, int]]:
 
 def copying(plan: PixelsPlan) -> list[tuple[int, int, int]]:
     """Those among them that copy their pixels, too: strips that are whole."""
-    return [v for v in variants(plan) if v[1:] == (1, plan.wide)] if plan.source else []
+    return [v for v in variants(plan) if v[1:] == (1, plan.wide)] if plan.source_pitch else []
 
 
 def _highs(plan: PixelsPlan) -> list[int]:
@@ -352,7 +353,7 @@ def _write_part(writer: Writer, plan: PixelsPlan, places: dict[str, int]) -> Non
     source = plan.front.source if plan.front else image
     numbers = ''.join(f', {pointer(n.tensor)}' for n in (plan.front.numbers if plan.front else ()))
     copy = [f'copy_tile({pointer(source)} + n * {size}, buffer, block, end{numbers});']
-    if plan.source:
+    if plan.source_pitch:
         copy = [f'const float *image = {pointer(source)} + n * {size};']
     elif plan.shape.flat:
         step, floats = STRIPS_TOGETHER * plan.strip, STRIPS_TOGETHER * plan.strip_floats
@@ -440,7 +441,7 @@ def _write_flat(writer: Writer, plan: PixelsPlan) -> None:
     lanes, strip, size = plan.lanes, plan.strip, plan.shape.across.size
     writer.line('const float *pixels = buffer;')
     writer.open(f'for (long x = block; x < end; x += {strip}, pixels += {plan.strip_floats})')
-    if plan.source:
+    if plan.source_pitch:
         _write_copying(writer, plan)
     if plan.corner:
         writer.open(f'if (x == {size - plan.corner})')

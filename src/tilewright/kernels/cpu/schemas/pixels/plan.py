@@ -232,14 +232,21 @@ class PixelsPlan:
         return self.packed_floats + (self.lanes if self.corner else 0)
 
     @property
-    def source(self) -> int:
+    def source_pitch(self) -> int:
         """Floats from channel to channel of the input, where the first tile of channels copies
-        whole strips as it multiplies them; 0 where all are copied before.
+        whole strips as it multiplies them, but for one that is joined with the last pixels; 0 where
+        all are copied before.
         """
         size = self.shape.across.size
         alone = self.copies and self.shape.flat and self.front is None
-        whole = size - self.corner - self.strip if self.joined else size // self.strip
-        return size if alone and whole else 0
+        return size if alone and self.copied_beside(size) else 0
+
+    def copied_beside(self, size: int) -> int:
+        """Of the last `size` pixels of a run, those in strips that micro-kernels may copy."""
+        strips = size // self.strip
+        if self.joined and size % self.strip == self.corner:
+            strips -= 1
+        return max(0, strips) * self.strip
 
     @property
     def taps(self) -> int:
@@ -373,7 +380,7 @@ class PixelsPlan:
             finish.high,
             self.ahead,
             corner,
-            self.source if copies else 0,
+            self.source_pitch if copies else 0,
         )
 
     @property
@@ -447,7 +454,7 @@ def plan_pixels(group: Group, schedule: Schedule) -> PixelsPlan:
     kernel = plan.kernel(plan.counts[0], high, wide)
     reach = 4 * (kernel.pitch * kernel.channels + max(kernel.places))
     reach = max(reach, 16 * (kernel.channel + max(kernel.steps) + max(kernel.vectors)))
-    reach = max(reach, 4 * (UNROLL + SOURCE_AHEAD) * plan.source)
+    reach = max(reach, 4 * (UNROLL + SOURCE_AHEAD) * plan.source_pitch)
     if reach > micro.REACH_BYTES:
         raise ScheduleError(f'{label}: {reach} bytes are further than an instruction addresses')
     return plan

@@ -25,7 +25,7 @@ def pixels_lines(group: Group, schedule: Schedule) -> list[str]:
             add(loop_line(group, level, name, part[name]))
             depth += 1
     form = 'strips' if shape.flat else 'padded rows, columns of a stride apart'
-    form += ', by the first tile of channels as it multiplies them' if plan.source else ''
+    form += ', by the first tile of channels as it multiplies them' if plan.source_pitch else ''
     add(f'copy {quantity(group, shape.summed, plan.sizes[shape.summed])} of a tile of '
         f'{group.main.reads[0].tensor}, {4 * plan.buffer_floats >> 10} KiB, as {form}')  # fmt: skip
     for name in (shape.channels, shape.down.name, shape.across.name):
