@@ -4,8 +4,8 @@ Goes in: a group, a schedule of the schema, a machine. Comes out: a `Prediction`
 
     compute   every register tile: multiply-adds, loads of pixels (those across a line count twice)
               and of weights, instructions, latency; the busiest of them (MOpt Sec. 6)
-    pack      copying the input, vector by vector, and bringing in its lines, or what of that a
-              first tile of channels does not hide that copies as it multiplies
+    pack      copying the input, vector by vector, and bringing in its lines; where the first tile
+              of channels copies as it multiplies, what its products do not hide
     store     asking for lines of results, and storing vectors
     traffic   pixels and weights from where they are held to the first cache, for every tile that
               reads them again; results on their way out
